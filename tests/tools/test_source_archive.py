@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from extops_build import ROOT
-from torchwheels import cli
-from torchwheels.sources import fetching as sources
+from torchwheels import cli, sources
 
 pytest.importorskip("setuptools", reason="setuptools is not installed")
 

@@ -18,11 +18,12 @@ import pytest
 
 from forged_wheels import find_nvcc
 from torchwheels import environments
-from torchwheels.build import toolchain
+from torchwheels.build import check_import, toolchain
 from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
 from torchwheels.system import machines, processes
+from torchwheels.wheel import archive
 
 TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
@@ -353,8 +354,7 @@ def test_tools_are_the_files_of_the_lock_file(
     index = add_to_index(tmp_path, "wheel", "0.45.1", {})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
-    here = environments.Environment(tmp_path / "empty")
+    here = virtual.make(sys.executable, tmp_path / "empty")
     with pytest.raises(UserError, match=r"Hash mismatch for `wheel==0\.45\.1`") as error:
         environments.install(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
@@ -375,6 +375,24 @@ def test_a_full_disk_is_no_fault_of_the_configuration(
     )
     assert str(error.value).endswith(
         "): free some space (`torchwheels clean` removes what is kept between builds)"
+    )
+
+
+def test_a_wheel_that_uv_does_not_take_is_no_fault_of_the_network(tmp_path: Path) -> None:
+    info, path = "mp-0.1.dist-info", tmp_path / "mp-0.1-py3-none-any.whl"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: mp\nVersion: 0.1\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": b"no section",
+    }
+    archive.write_wheel(path, archive.with_record(files, f"{info}/RECORD"))
+    base = environments.Environment(Path(sys.prefix))
+    with pytest.raises(UserError) as error:
+        check_import.install(path, base, tmp_path / "here")
+    said = str(error.value)
+    assert said.startswith(f"uv cannot install {path} (Failed to install: mp-0.1-py3-")
+    assert said.endswith(
+        ": The wheel is invalid: `entry_points.txt` is invalid: expected a section header at line 1)"
     )
 
 

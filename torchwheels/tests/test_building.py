@@ -25,7 +25,7 @@ from torchwheels.build import backend, steps, toolchain
 from torchwheels.errors import BuildError, UserError
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
-from torchwheels.sources.fetching import name_of
+from torchwheels.sources import name_of
 from torchwheels.system import cache, sandbox
 from torchwheels.wheel import archive as archives
 from torchwheels.wheel import contents, elf
@@ -492,6 +492,14 @@ def test_build_requirement_that_torchs_own_requirements_do_not_admit(
     (classic / "pyproject.toml").write_text(f"[build-system]\n{other}\n")
     with pytest.raises(UserError, match="its build requires torch=="):
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
+
+
+def test_a_table_that_is_no_file_is_not_read(target: Target, tmp_path: Path) -> None:
+    """It may have no end."""
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "pyproject.toml").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"^the pyproject\.toml of the source is no plain file$"):
+        steps.project_folder(project.Project(), target, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,10 @@ def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
             shutil.Error([("/a", "/b", "[Errno 13] Permission denied: '/a'")]),
             "1 files cannot be copied, the first because of [Errno 13] Permission denied: '/a'",
         ),
+        (
+            shutil.Error([("/proc/1/mem", "/b", "[Errno 5] Input/output error"), ("/a", "/b", "")]),
+            "2 files cannot be copied, the first because of [Errno 5] Input/output error: /proc/1/mem",
+        ),
         (CalledProcessError(2, ["gcc"]), "gcc ended with exit code 2: the messages above say why"),
         (
             PermissionError(13, "Permission denied", "/"),

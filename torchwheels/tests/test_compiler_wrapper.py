@@ -351,6 +351,46 @@ def test_objects_and_programs_are_as_ever(commands: Path, tmp_path: Path) -> Non
     assert said.startswith("here/")
 
 
+PROGRAM = """
+#include <cstdio>
+#include <pthread.h>
+#include <sys/stat.h>
+struct Said { Said() { std::puts("first"); } ~Said() { std::puts("last"); } } said;
+static void* nothing(void* argument) { return argument; }
+int main(int count, char** words) {
+  pthread_t thread;
+  struct stat status;
+  if (pthread_create(&thread, nullptr, nothing, nullptr) != 0 || stat("/", &status) != 0) return 1;
+  std::printf("%d %s\\n", count, words[1]);
+  return pthread_join(thread, nullptr);
+}
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-no-pie"]])
+def test_program_asks_for_an_old_system_and_runs_here(
+    commands: Path, tmp_path: Path, options: list[str]
+) -> None:
+    """From glibc 2.34 on crt1.o asks for a start that no older one has."""
+    program = compile(commands, tmp_path, "-O2", *options, "test.cpp", code=PROGRAM)
+    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
+    assert asked_versions(program) <= allowed
+    said = subprocess.run([program, "x"], capture_output=True, text=True, check=True).stdout
+    assert said == "first\n2 x\nlast\n"
+
+
+def test_program_that_takes_what_this_machine_alone_has_is_linked_all_the_same(
+    commands: Path, tmp_path: Path
+) -> None:
+    """A build may run it; the audit says what one in a wheel asks for."""
+    if "gettid" not in linux.versions("libc.so.6", machines.here()):
+        pytest.skip("this glibc is older than 2.30")
+    code = 'extern "C" int gettid(); int main() { return gettid() == 0; }'
+    program = compile(commands, tmp_path, "test.cpp", code=code)
+    assert read_library(program.read_bytes()).undefined["gettid"] == "GLIBC_2.30"
+    subprocess.run([program], check=True)
+
+
 def test_loops_of_fast_math_find_their_functions(commands: Path, tmp_path: Path) -> None:
     library = compile(commands, tmp_path, "-shared", "-O3", "-ffast-math", "-DLOOP", "test.cpp")
     numbers = (ctypes.c_float * 8)(*[0.0] * 8)

@@ -24,6 +24,7 @@ from conftest import ROOT
 from test_variants import Served, _index_torches, _Quiet, do_not_audit, forge_target, published
 from torchwheels import build, cli
 from torchwheels.build import toolchain
+from torchwheels.environments import virtual
 from torchwheels.errors import BuildError, UserError
 from torchwheels.farm import building, config, wanted
 from torchwheels.farm import published as state
@@ -39,10 +40,10 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with tags, as its authors push it."""
-    folder = tmp_path / "tinyops"
+    folder = tmp_path_factory.mktemp("pushed") / "tinyops"
     folder.mkdir()
     git(folder, "init", "--quiet")
     for tag in ("v0.9", "v1.0", "v1.1", "v1.2rc1", "nightly"):
@@ -51,6 +52,12 @@ def repository(tmp_path: Path) -> Path:
         git(folder, "commit", "--quiet", f"--message={tag}")
         git(folder, "tag", "--annotate", f"--message={tag}", tag)
     return folder
+
+
+@pytest.fixture
+def repository(pushed: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(pushed, tmp_path / "tinyops")
 
 
 def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
@@ -663,7 +670,7 @@ default = true
     variables.pop("VIRTUAL_ENV", None)
 
     def uv(*words: str) -> str:
-        command = [sys.executable, "-m", "uv", *words]
+        command = virtual.uv(*words)
         done = subprocess.run(command, cwd=app, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -70,6 +70,7 @@ def test_what_python_keeps_of_its_own_changes_no_hash(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.usefixtures("read_in_own_process")
 def test_archive_is_unpacked(archive: Path, folder: Path, tmp_path: Path, kind: str) -> None:
     if kind == "zip":
         archive = tmp_path / "main.zip"

@@ -18,6 +18,7 @@ from forged_wheels import made_once
 from torchwheels import environments
 from torchwheels.build import check_import, toolchain
 from torchwheels.build.steps import libraries_of_requirements
+from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import releases
 from torchwheels.system import machines
@@ -271,13 +272,12 @@ def test_openmp_is_torchs(compiler: str, tmp_path: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def base(shared: Path) -> environments.Environment:
-    """An environment with pip, and a torch that is its name alone."""
+    """An environment with a torch that is its name alone."""
     return environments.Environment(made_once(shared / "base", make_base))
 
 
 def make_base(folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    packages = environments.Environment(folder).site_packages
+    packages = virtual.make(sys.executable, folder).site_packages
     info = packages / "torch-2.13.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
@@ -332,6 +332,19 @@ ctypes.CDLL(here / "libcore.so", ctypes.RTLD_GLOBAL), ctypes.CDLL(here / "_C.so"
     libraries = {"package/libcore.so": core, "package/_C.so": linked}
     path = tagged_for_this_python(finished(wheel(tmp_path, libraries, text=load)))
     assert [*read(path).libraries] == ["package/_C.so", "package/libcore.so"]
+    imports(path, base)
+
+
+def test_programs_are_not_loaded_as_libraries_are(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    main, place = tmp_path / "main", "some_project-1.5.data/scripts/some"
+    command = [compiler, "-x", "c++", "-", "-o", main]
+    subprocess.run(command, input="int main() { return 0; }", text=True, check=True)
+    program = main.read_bytes()
+    libraries = {"package/_C.so": library(compiler, tmp_path, PLAIN), "package/bin/some": program}
+    path = tagged_for_this_python(finished(wheel(tmp_path, {**libraries, place: program})))
+    assert len(read(path).libraries) == 3
     imports(path, base)
 
 

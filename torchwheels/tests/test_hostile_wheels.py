@@ -34,6 +34,8 @@ from torchwheels.options.project import Project
 from torchwheels.system import sandbox
 from torchwheels.wheel.elf import read_library
 
+OWN_PROCESS = pytest.mark.usefixtures("read_in_own_process")
+
 
 @pytest.fixture
 def forge(tmp_path: Path) -> Forge:
@@ -293,6 +295,7 @@ def errs(path: Path) -> None:
     raise RecursionError("too deep")
 
 
+@OWN_PROCESS
 @pytest.mark.parametrize(
     ("reader", "message"),
     [
@@ -314,6 +317,7 @@ def test_limits_of_the_reader(
     assert str(error.value) == message
 
 
+@OWN_PROCESS
 def test_a_reader_sees_no_variables_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", "password")
     assert "GITHUB_TOKEN" not in sandbox.call(variables, Path("x.whl"))
@@ -351,6 +355,7 @@ def tries(path: Path, port: int, secret: Path, parent: int) -> dict[str, str]:
     return found
 
 
+@OWN_PROCESS
 def test_a_reader_can_only_crash(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this kernel lets nobody make a user namespace")
@@ -437,6 +442,7 @@ def test_libraries_of_two_cudas(forge: Forge) -> None:
     assert forge.findings()["label"] == [message]
 
 
+@OWN_PROCESS
 def test_a_report_of_another_name(forge: Forge) -> None:
     """Its name becomes that of a folder of the index."""
     path = forge.wheel()

@@ -137,6 +137,7 @@ def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_p
             testing.find_wheel(tmp_path / "dist", table.target(name))
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path) -> None:
     wheel = forge.wheel()
     other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
@@ -189,6 +190,7 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     assert [*dist.iterdir()] == []
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
     """A wheel for all Pythons is built by one, whose record it has; each further one took its place."""
     forge.tag, dist = "cp310-abi3", tmp_path / "kept"
@@ -454,8 +456,9 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
     common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
     common["tags"] = ["py3-none-linux_x86_64"]
+    build = {"target": "3.12-cpu", "python": "3.12", "torch": "2.13.0", "architectures": []}
     wheels = [
-        {"version": version, "build": {"cuda": cuda, "target": "3.11-cpu"}, **common}
+        {"version": version, "build": {**build, "cuda": cuda}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
     ]
     wheels.append({**wheels[1], "version": "2.1+cu130"})
@@ -468,6 +471,21 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     assert torches == {f"2.{minor}" for minor in range(10, 16)}
 
 
+def test_page_offers_what_is_for_a_target_that_the_table_no_longer_has() -> None:
+    build = {
+        "target": "3.9-cu118-torch2.1-aarch64",
+        "python": "3.9",
+        "torch": "2.1.2",
+        "cuda": "11.8",
+        "architectures": [],
+    }
+    wheel = {
+        "version": "1.0+cu118.torch2.1", "build": build, "tags": ["cp39-cp39-manylinux_2_17_aarch64"],
+        "works_with": {"python": "==3.9.*"}, "requires": ["torch==2.1.*"], "requires_python": None,
+    }  # fmt: skip
+    assert site.choices([wheel]) == {"3.9 2.1 11.8-aarch64": wheel}
+
+
 def run_of_tests(wheel: Path, failed: int) -> None:
     """Leaves the record of a run beside the wheel."""
     run = {"target": "3.11-cpu", "device": "CPU", "passed": 3, "failed": failed}
@@ -476,6 +494,7 @@ def run_of_tests(wheel: Path, failed: int) -> None:
     record.write_text(json.dumps({**run, "sha256": sha256(wheel)}))
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_index_refuses_what_failed(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

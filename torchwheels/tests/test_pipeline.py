@@ -13,7 +13,7 @@ from torchwheels.errors import UserError
 from torchwheels.index import kept
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
-from torchwheels.sources.fetching import Fetched
+from torchwheels.sources import Fetched
 
 TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
 

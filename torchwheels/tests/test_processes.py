@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from torchwheels import cli
+from torchwheels import cli, sources
 from torchwheels.build import backend
+from torchwheels.index import site
 from torchwheels.system import processes
 
 SETUP = """
@@ -236,6 +239,38 @@ def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (3, "started\n")
     assert not started_below(tmp_path)
+
+
+def killed_in(folder: contextlib.AbstractContextManager[object]) -> None:
+    """As by SIGKILL, which lets nothing be cleaned up."""
+    child = os.fork()
+    if child == 0:
+        with folder:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But nothing that another run uses, or that is somebody else's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "source").mkdir()
+    mine = {tmp_path / "torchwheels-mine", tmp_path / ".site-mine", tmp_path / "source"}
+    for folder in mine:
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.txt").touch()
+    fetched = functools.partial(sources.fetched, str(tmp_path / "source"), "", "")
+    indexed = functools.partial(site.replaced, tmp_path / "site")
+    with fetched() as used, indexed() as made:
+        for folder in (fetched, indexed):
+            killed_in(folder())
+        assert len([*tmp_path.iterdir()]) == len(mine) + 4
+        with fetched() as again, indexed() as new:
+            places = (used.folder, again.folder, made, new)
+            in_use = {tmp_path / x.relative_to(tmp_path).parts[0] for x in places}
+            assert {*tmp_path.iterdir()} == mine | in_use
+    assert {*tmp_path.iterdir()} == {*mine, tmp_path / "site"}
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:

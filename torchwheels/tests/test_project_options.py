@@ -186,6 +186,11 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("torch = '>>2'", "torch has '>>2', but versions such as '>=2.10' are expected"),
         ("yanked = {'0.1' = true}", "yanked is {'0.1': True}, but texts in it are expected"),
         (
+            "yanked = {'0.1' = \"it is\\nbroken\"}",
+            "yanked sets 0.1 to 'it is\\nbroken', but a reason of one line is expected",
+        ),
+        ("torch = '>=2.10,<2.5'", "torch has '>=2.10,<2.5', but versions such as '>=2.10' are"),
+        (
             "yanked = {last = 'broken'}",
             "yanked has 'last', but a version such as '0.1.9' is expected",
         ),
@@ -282,6 +287,11 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         (
             "[[releases]]\nversion = '2.99'\npythons = ['3.12']\nindex = 'nightly'",
             "releases: index has 'nightly', but an address such as 'https://example.org/nightly' is expected",
+        ),
+        (
+            "[[releases]]\nversion = '2.99.1'\npythons = ['3.12']\n"
+            "[[releases]]\nversion = '2.99.0'\npythons = ['3.11', '3.12']",
+            "releases has torch 2.99.1 and 2.99.0 for Python 3.12, and a target is named by their 2.99: leave one",
         ),
     ],
 )

@@ -168,6 +168,13 @@ def test_what_the_loader_does_not_take_is_no_library(
     assert {*read(forge.wheel()).libraries} == {LIBRARY} | ({"tinyops/x"} if is_dynamic else set())
 
 
+def test_a_script_of_the_linker_is_no_library(forge: Forge) -> None:
+    """Such as C libraries bring by the name that `-lq` finds."""
+    forge.files["tinyops/lib/libq.so"] = b"/* GNU ld script */\nINPUT ( libq.so.1 )\n"
+    assert {*read(forge.wheel()).libraries} == {LIBRARY}
+    assert forge.findings() == {}
+
+
 @pytest.mark.parametrize("length", [1000, 4, 0], ids=["cut short", "its magic alone", "empty"])
 def test_library_that_is_not_whole(forge: Forge, length: int) -> None:
     forge.files[LIBRARY] = forge.files[LIBRARY][:length]

@@ -72,5 +72,7 @@ def test_a_renewed_table_leaves_every_older_wheel_fit_to_publish(
     listing = json.loads((tmp_path / "site" / "simple" / "tinyops" / "index.json").read_text())
     listed = {each["filename"] for each in listing["files"]}
     assert {x.name for x in WHEELS.glob("variants/*.whl")} <= listed
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert all(f"3.11 2.13 {x}&quot;: &quot;tinyops-1." in page for x in ("CPU", "13.0"))
     for wheel in WHEELS.rglob("*.whl"):
         assert (tmp_path / "site" / "wheels" / wheel.name).read_bytes() == wheel.read_bytes()

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from torchwheels.system import (
     machines,
     output,
     processes,
+    scratch,
     sha256,
 )
 from torchwheels.wheel import wheels_in
@@ -341,14 +341,14 @@ def _merge(given: argparse.Namespace) -> None:
 def _reproduce(given: argparse.Namespace) -> None:
     options, engine = _options(given), engines.of_backend(given.backend, given.source)
     targets = _chosen_targets(given, options)
-    with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        moved = Path(work) / "another-folder" / "with-a-longer-name"
+    with _fetched(given) as source, scratch() as work:
+        moved = work / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
         both = {"one": source, "two": dataclasses.replace(source, folder=moved)}
         for target in targets:
             wheels: list[Path] = []
             for name, each in both.items():
-                where = Path(work) / name, engine
+                where = work / name, engine
                 order = Order(options, [target], each, *where, fresh=True, keep=False)
                 wheels += pipeline.run(order)
             if found := differences(*wheels):

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels.options import Expectation, minor, numbers, openmp, releases, runs_on
+from torchwheels.options import Expectation, admitted, minor, numbers, openmp, releases, runs_on
 from torchwheels.system import Machine, machines
-from torchwheels.wheel import Library, Wheel, admitted, demangle, linux, stable_functions
+from torchwheels.wheel import Library, Wheel, demangle, linux, stable_functions
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
@@ -44,7 +44,7 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     platforms = sorted({tag.platform for tag in wheel.tags}, key=lambda x: (_glibc(x), x))
     said, proved = ".".join(platforms), wheel.proved_platform
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
-    machine, wanted = machines.of_platform(proved), expectation.target.machine
+    machine, wanted = machines.of_name(proved), expectation.target.machine
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
     elif _glibc(proved) > _glibc(releases.load().manylinux) and not expectation.of_others:
@@ -94,7 +94,7 @@ def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[s
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
     policy = _policy(wheel, expectation)
-    machine = machines.of_platform(wheel.proved_platform)
+    machine = machines.of_name(wheel.proved_platform)
     of_linux = linux.symbols_of_linux(linux.allowed_versions(policy, machine), machine)
     for path, library in wheel.libraries.items():
         of_torch = {*chain(*wheel.torch_functions(library))}

@@ -14,8 +14,8 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from torchwheels.options import Expectation, minor, numbers
-from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted, finish, record_hash
+from torchwheels.options import Expectation, admitted, minor, numbers
+from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, finish, record_hash
 
 # Python takes metadata under such names in any case.
 _OF_OTHERS = re.compile(

@@ -15,7 +15,15 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import wheel
 from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
-from torchwheels.options import Expectation, Project, Target, expectation_of, of_table, preset
+from torchwheels.options import (
+    Expectation,
+    Project,
+    Target,
+    expectation_of,
+    of_table,
+    preset,
+    recorded,
+)
 from torchwheels.system import as_json, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import Used, Wheel, finish, variants
 
@@ -41,16 +49,18 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     found = wheel.read(path)
+    target = recorded(found.record) if found.record else None
     if torch:
         target = rules.target_of(found, torch, project.releases)
-    elif found.record:
-        target = rules.target_of_record(found, found.record)
-    else:
+    elif not found.record:
         raise UserError(
             f"{path.name} has no build record that says which target it is for: build it with "
             "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
             f"{path.name} --torch 2.13`"
         )
+    elif not target:
+        of_wheel = f"the build record of {path.name}"
+        raise UserError(f"{of_wheel} names no whole target: build the wheel again")
     options = project.of_target(target, preset(found.name))
     expectation = expectation_of(options, target, of_others=bool(torch))
     if found.record and not torch:

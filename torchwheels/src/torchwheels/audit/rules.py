@@ -1,16 +1,13 @@
 """The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from torchwheels.audit import libraries, metadata
 from torchwheels.errors import UserError
-from torchwheels.options import RELEASE, Cuda, Expectation, Releases, Target, machine_of, numbers
+from torchwheels.options import Expectation, Releases, Target, numbers
 from torchwheels.system import machines
 from torchwheels.wheel import Wheel
 
@@ -44,8 +41,6 @@ _OF_OUR_BUILDS = (metadata.build_record, metadata.bill_of_materials)
 # They check the metadata and the file. The others check libraries, and so fail if there is none.
 _OF_THE_FILE = ("size", "metadata", "installed_files", "record", "build_record")
 
-_TARGET = re.compile(r"3\.\d+t?-(cpu|cu\d+|release)(-torch\d+\.\d+)?(-aarch64)?")
-
 NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 
 
@@ -62,35 +57,11 @@ def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
     return found
 
 
-def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
-    """The target that its build record names, as that was on the day: the table may be another by now."""
-    try:
-        name, torch, cuda = record["target"], record["torch"], record["cuda"]
-        Version(torch)
-        _, label, *_ = name.split("-")
-        architectures = tuple(map(str.strip, record["architectures"]))
-        target = Target(
-            record["python"],
-            torch,
-            Cuda(cuda, torch="", image="", architectures=architectures) if cuda else None,
-            image="",
-            names_torch="-torch" in name,
-            is_release=label == RELEASE,
-            machine=machine_of(name),
-        )
-        if _TARGET.fullmatch(target.name) and target.name == name:
-            return target
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    of_wheel = f"the build record of {wheel.path.name}"
-    raise UserError(f"{of_wheel} names no whole target: build the wheel again")
-
-
 def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     """The target of a wheel without a build record, built against `torch`: by its tag, its label and its libraries."""
     release = releases.torch(torch)
     image = releases.cpu["image"]
-    machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
+    machine = machines.of_name(min(tag.platform for tag in wheel.tags))
     usual = release.version, None, image, True
     targets = (Target(each, *usual, machine=machine) for each in release.pythons)
     target = next(filter(wheel.takes, targets), None)

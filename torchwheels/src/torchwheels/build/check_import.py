@@ -64,8 +64,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
     try:
         environments.install(environment, [str(path)], variables)
     except UserError as error:
-        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         environments.install(environment, ["--no-deps", str(path)], variables)
+        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
         wanted = [f"torch=={torch.version}"]
         for each in map(Requirement, read(path).metadata.get_all("Requires-Dist") or []):
@@ -82,7 +82,11 @@ def check_import(
 
     What is linked with CUDA's driver takes `driver` where this machine has none.
     """
-    libraries = [name for name in found.libraries if ".libs/" not in name]
+    libraries = [
+        found.installed(name)[1]
+        for name, library in found.libraries.items()
+        if ".libs/" not in name and not library.is_program
+    ]
     modules = modules or top_level_modules(found.files)
     linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
     given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])

@@ -10,7 +10,6 @@ import resource
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
 from torchwheels.options import Project, Target, expectation_of, filled, numbers, releases
 from torchwheels.sources import Fetched, pythons_of
-from torchwheels.system import cache, machines, processes
+from torchwheels.system import cache, machines, processes, scratch
 from torchwheels.wheel import Wheel, finish, variants
 
 STEPS = ("requirements", "compile", "install", "import")
@@ -192,8 +191,8 @@ def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Pa
 
 def before_all(command: str, folder: Path) -> None:
     """Runs the project's command before all builds, in the sources that these then copy."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-home-") as home:
-        variables = {**environments.clean_variables(Path(home)), "PATH": os.environ["PATH"]}
+    with scratch() as home:
+        variables = {**environments.clean_variables(home), "PATH": os.environ["PATH"]}
         _run_command("before-all", command, folder, variables)
 
 
@@ -229,6 +228,11 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
         way_out = "the option `subdirectory` says where its project is"
         raise UserError(f"the source has {lacks}: {way_out}")
+    table = folder / "pyproject.toml"
+    if table.exists() and not table.is_file():  # it may have no end
+        raise UserError(
+            f"the {table.relative_to(sources.resolve())} of the source is no plain file"
+        )
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
         found = _targets_like(project, target, "torch", "label", "machine")

@@ -8,11 +8,10 @@ glibc has come from the sources in wrappers/c.
 import functools
 import re
 import subprocess
-import tempfile
 from collections.abc import Set
 from pathlib import Path
 
-from torchwheels.system import Machine, machines
+from torchwheels.system import Machine, machines, scratch
 from torchwheels.wheel import linux
 
 # What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
@@ -47,8 +46,7 @@ def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) ->
 @functools.cache
 def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[Path, bytes]:
     """The files of the stubs: made once for all builds of a process."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-stubs-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         _compile_stubs(folder, compiler, manylinux, machine)
         return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 

@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torchwheels.environments import virtual
 from torchwheels.environments.virtual import Environment, clean_variables, install
 from torchwheels.errors import UserError
 from torchwheels.options import Target, indexes, releases
-from torchwheels.system import cache
+from torchwheels.system import cache, scratch
 
 
 def torch_requirement(target: Target) -> str:
@@ -76,11 +75,11 @@ def _name(target: Target, python: str) -> str:
     known = folder / f"{_key(given)}.name"
     if known.is_file() and (folder / known.read_text() / "complete").is_file():
         return known.read_text()
-    with tempfile.TemporaryDirectory(prefix="torchwheels-uv-") as work:
-        asked, lock = Path(work) / "torch.in", Path(work) / "pylock.toml"
+    with scratch() as work:
+        asked, lock = work / "torch.in", work / "pylock.toml"
         asked.write_text(wanted)
         words = ["--quiet", "--no-deps", f"--python={python}", f"--output-file={lock}", str(asked)]
-        virtual.uv_pip("compile", words, wanted, _variables(target, Path(work)))
+        virtual.uv_pip("compile", words, wanted, _variables(target, work))
         (found,) = msgspec.toml.decode(lock.read_bytes())["packages"]
     file = found["wheels"][0]
     key = _key([python, *tools, json.dumps(file.get("hashes") or file["url"])])

@@ -163,7 +163,9 @@ def uv_pip(verb: str, words: Sequence[str], wanted: str, variables: Mapping[str,
         print(*of_a_build, sep="", end="", flush=True)
         said = " ".join(said.split()).replace(" cause: ", ": ")
         does = "install" if verb == "install" else "find"
-        advice = "check these names, the network and pip's configuration"
+        advice = ": check these names, the network and pip's configuration"
         if "No space left on device" in said:
-            advice = processes.FREE_SPACE
-        raise UserError(f"uv cannot {does} {wanted} ({said}): {advice}")
+            advice = f": {processes.FREE_SPACE}"
+        elif re.match(r"Failed to (install|read)\b", said):  # what is there
+            advice = ""
+        raise UserError(f"uv cannot {does} {wanted} ({said}){advice}")

@@ -4,11 +4,9 @@ import fnmatch
 import hashlib
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -18,7 +16,7 @@ from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.farm.config import Entry, Farm, Versions
 from torchwheels.options import Project, Target
-from torchwheels.system import masked, sha256
+from torchwheels.system import masked, scratch, sha256
 
 _NEWEST_TAG = "newest-tag"
 # What of a project's options does not change its wheels.
@@ -101,8 +99,8 @@ def _versions(entry: Entry) -> list[tuple[str, str, str]]:
     assert entry.options.file is not None
     place = entry.options.file.parent / source
     if place.exists():
-        with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
-            origin = sources.fetch(str(place), Path(work) / "source").origin
+        with scratch() as work:
+            origin = sources.fetch(str(place), work / "source").origin
         return [(origin.partition(":")[2][:12], str(place), origin)]
     try:
         requirement = Requirement(source)

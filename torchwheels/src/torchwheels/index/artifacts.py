@@ -2,12 +2,11 @@
 
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.index import kept
-from torchwheels.system import processes
+from torchwheels.system import processes, scratch
 
 
 def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
@@ -24,7 +23,7 @@ def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
         raise UserError(
             "there is no `gh`, GitHub's command, which hands out artifacts: install it, and run `gh auth login`"
         )
-    with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
+    with scratch() as folder:
         command = ["gh", "run", "download", *([run] if run else []), f"--pattern={pattern}"]
         command += [f"--repo={repository}"] if repository else []
         done = processes.ask([*command, f"--dir={folder}"])
@@ -33,4 +32,4 @@ def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
                 f"`gh` cannot fetch {pattern} ({' '.join(done.stderr.split())}): check the names, and that you may "
                 "read Actions there; GitHub keeps each for some weeks"
             )
-        return kept.merge(sorted(Path(folder).iterdir()), dist)
+        return kept.merge(sorted(folder.iterdir()), dist)

@@ -16,8 +16,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,9 +28,9 @@ from packaging.version import Version
 
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
-from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, as_json, check_writable, sha256, write_text
-from torchwheels.wheel import serves, variants
+from torchwheels.options import Project, Target, minor, numbers, recorded, releases
+from torchwheels.system import MARK, as_json, check_writable, machines, scratch, sha256, write_text
+from torchwheels.wheel import metadata_of, serves, variants
 
 Json: TypeAlias = dict[str, Any]
 """An object of JSON: a build report, or what an index says of a file."""
@@ -112,13 +110,13 @@ def replaced(site: Path) -> Iterator[Path]:
     site = site.resolve()  # not a link to it
     check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
-        new = Path(work) / "new"
+    with scratch(site.parent, ".site-") as work:
+        new = work / "new"
         new.mkdir()
         yield new
         (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
         new.chmod(0o755)
-        old = Path(work) / "old"
+        old = work / "old"
         lock = os.open(site.parent, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes an index here waits
@@ -199,9 +197,7 @@ def _copy(file: Json, report: Json, own: Path, folder: Path) -> Json:
 
 def write_metadata(path: Path, folder: Path) -> str:
     """Puts the metadata of a wheel into `folder`, where installers look for them; returns their hash."""
-    with zipfile.ZipFile(path) as archive:
-        names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
-        metadata = archive.read(next(names))
+    metadata = metadata_of(path)
     (folder / f"{path.name}.metadata").write_bytes(metadata)
     return hashlib.sha256(metadata).hexdigest()
 
@@ -268,7 +264,8 @@ def write_listing(folder: Path, listing: Json) -> None:
 def choices(reports: Iterable[Json]) -> dict[str, Json]:
     """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
 
-    It is that of the newest version, and where that has several, the one without a label.
+    It is that of the newest version, and where that has several, the one without a label. The table of releases may no
+    longer have what a wheel was built for.
     """
     found = {}
     offered = [each for each in reports if not each.get("yanked")]
@@ -277,7 +274,8 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
         return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
 
-    targets = sorted(releases.load().targets, key=rank)
+    own = filter(None, (recorded(each["build"]) for each in offered))
+    targets = sorted([*own, *releases.load().targets], key=rank)
     for target in reversed(targets):
         cuda = target.cuda.version if target.cuda else "CPU"
         name = f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"
@@ -289,7 +287,7 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
 def works_with(report: Json, target: Target) -> bool:
     """Whether an installer takes the wheel beside the torch of `target`."""
     return (
-        machine_of(report["build"]["target"]) == target.machine
+        machines.of_name(report["build"]["target"]) == target.machine
         and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
         and serves(target, report["works_with"]["python"], report["tags"][0])
         and SpecifierSet(report["requires_python"] or "").contains(target.python_version)

@@ -14,19 +14,19 @@ from torchwheels.options.project import (
 )
 from torchwheels.options.releases import (
     RELEASE,
-    Cuda,
     Releases,
     Target,
-    machine_of,
+    admitted,
     minor,
     numbers,
     openmp,
+    recorded,
     runs_on,
     sm,
 )
 
 __all__ = [
-    "RELEASE", "Cuda", "Expectation", "Project", "Releases", "Target", "Values", "cmake_architecture",
-    "expectation_of", "filled", "gencode", "indexes", "machine_of", "minor", "numbers", "of_table", "openmp",
-    "preset", "project", "releases", "runs_on", "schema", "sm",
+    "RELEASE", "Expectation", "Project", "Releases", "Target", "Values", "admitted", "cmake_architecture",
+    "expectation_of", "filled", "gencode", "indexes", "minor", "numbers", "of_table", "openmp",
+    "preset", "project", "recorded", "releases", "runs_on", "schema", "sm",
 ]  # fmt: skip

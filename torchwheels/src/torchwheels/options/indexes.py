@@ -23,12 +23,13 @@ _OF_UV = {
 }
 ADDRESS = r"(https?|file)://"
 """How that of an index begins."""
+_OF_PIP = re.compile(r"PIP_|XDG_|HOME$")
 _FLAGS = ("no-index", "no-binary", "only-binary")  # for which uv has no variables
 
 
 def pip_settings(command: str) -> dict[str, str]:
     """What pip's files and variables say for one of its commands: `index-url`, `cert` ..."""
-    said = _pip_config(tuple(sorted(os.environ.items())))
+    said = _pip_config(tuple(sorted(x for x in os.environ.items() if _OF_PIP.match(x[0]))))
     lines = re.findall(r"^(\S+?)\.([\w-]+)=(.*)$", said, re.MULTILINE)
     return {
         key.removeprefix("default-"): " ".join(ast.literal_eval(value).split())
@@ -40,8 +41,8 @@ def pip_settings(command: str) -> dict[str, str]:
 
 @functools.cache
 def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    done = processes.ask(command, env=dict(variables))
+    """What it says, which follows from these variables."""
+    done = processes.ask([sys.executable, "-m", "pip", "config", "list"])
     if done.returncode:
         raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
     return done.stdout

@@ -20,7 +20,16 @@ from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
-from torchwheels.options.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
+from torchwheels.options.releases import (
+    ARCHITECTURE,
+    Cuda,
+    Releases,
+    Target,
+    Torch,
+    admitted,
+    minor,
+    sm,
+)
 from torchwheels.options.releases import load as load_releases
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
@@ -451,6 +460,16 @@ def _check(options: Table, where: str) -> None:
                 _check(table, place)
         else:
             _check_value(field.name, value, place)
+    if isinstance(options, Options):
+        seen: dict[tuple[str, ...], str] = {}
+        for each, python in ((x, y) for x in options.own_releases for y in x.pythons):
+            key = python, each.cuda, minor(each.version)
+            if key in seen:
+                raise UserError(
+                    f"{where}: releases has torch {seen[key]} and {each.version} for Python {python}, and a target is "
+                    f"named by their {key[-1]}: leave one out"
+                )
+            seen[key] = each.version
     if isinstance(options, Release):
         known = load_releases().cudas
         if options.cuda not in ("", *known) and not (options.image and options.architectures):
@@ -488,7 +507,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
     "stable": ("the version of a torch, such as '2.13.0', is", Version),
     "version": ("that of a torch, such as '2.16.0.dev20261101+cu130', is", Version),
-    "torch": ("versions such as '>=2.10' are", SpecifierSet),
+    "torch": ("versions such as '>=2.10' are", lambda text: bool(admitted(SpecifierSet(text)))),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
     "command": ("a command is", shlex.split),
@@ -527,6 +546,10 @@ def _check_value(name: str, value: Any, where: str) -> None:
         for text in given if several else [given]:
             if name != "yanked":
                 text = filled(text, _any_values(), f"{where} sets {key}")
+            elif not text.isprintable():
+                raise UserError(
+                    f"{where} sets {key} to {text!r}, but a reason of one line is expected"
+                )
             if key == "TORCH_CUDA_ARCH_LIST":
                 _check_value("architectures", re.findall(r"[^; ]+", text), f"{where}: {key}")
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from packaging.requirements import Requirement
@@ -25,6 +26,8 @@ RELEASE = "release"
 
 ARCHITECTURE = r"\d+\.\d[af]?(\+PTX)?"
 """A GPU's compute capability, as TORCH_CUDA_ARCH_LIST has it."""
+
+_TARGET = re.compile(r"3\.\d+t?-(cpu|cu\d+|release)(-torch\d+\.\d+)?(-aarch64)?")
 
 FILE = Path(__file__).with_name("releases.toml")
 LOCK = Path(__file__).with_name("requirements.txt")
@@ -48,6 +51,7 @@ def names(requirements: Iterable[str]) -> set[str]:
     return {Requirement(x).name for x in requirements}
 
 
+@functools.cache
 def numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as (2, 13, 0), for comparing."""
     return Version(version).release
@@ -56,6 +60,14 @@ def numbers(version: str) -> tuple[int, ...]:
 def minor(version: str) -> str:
     """`2.13.0+cpu` as `2.13`."""
     return ".".join(map(str, numbers(version)[:2]))
+
+
+@functools.cache
+def admitted(specifier: SpecifierSet) -> list[str]:
+    """The minor releases of torch 2 of which `specifier` admits one at least, the oldest first."""
+    # However many there are or will be: of no minor release were there ten.
+    minors = [f"2.{minor}" for minor in range(100)]
+    return [x for x in minors if any(specifier.contains(f"{x}.{patch}") for patch in range(10))]
 
 
 def openmp(torch: str) -> str:
@@ -171,10 +183,25 @@ class Target:
         return " ".join(dict.fromkeys(found))
 
 
-def machine_of(pattern: str) -> Machine:
-    """Whose targets a pattern of them names: those of x86-64 where it does not say."""
-    others = (each for each in machines.MACHINES.values() if each != X86_64)
-    return next((each for each in others if pattern.endswith(each.suffix)), X86_64)
+def recorded(record: Mapping[str, Any]) -> Target | None:
+    """The target that a build record names, as that was on the day: the table may be another by now."""
+    try:
+        name, torch, cuda = record["target"], record["torch"], record["cuda"]
+        Version(torch)
+        _, label, *_ = name.split("-")
+        architectures = tuple(map(str.strip, record["architectures"]))
+        target = Target(
+            record["python"],
+            torch,
+            Cuda(cuda, torch="", image="", architectures=architectures) if cuda else None,
+            image="",
+            names_torch="-torch" in name,
+            is_release=label == RELEASE,
+            machine=machines.of_name(name),
+        )
+        return target if _TARGET.fullmatch(target.name) and target.name == name else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -243,7 +270,7 @@ class Releases:
 
     def _why_not(self, name: str) -> str:
         """Why that target cannot be, where its parts are known ones."""
-        machine = machine_of(name)
+        machine = machines.of_name(name)
         python, _, rest = name.removesuffix(machine.suffix).partition("-")
         label, _, release = rest.partition("-torch")
         cuda = next((cuda for cuda in self.cudas.values() if cuda.label == label), None)
@@ -268,7 +295,7 @@ class Releases:
         """
         found: dict[Target, None] = {}
         for pattern in patterns:
-            of_machine = [x for x in self.targets if x.machine == machine_of(pattern)]
+            of_machine = [x for x in self.targets if x.machine == machines.of_name(pattern)]
             usual = [x for x in of_machine if not x.is_extra or "-torch" in pattern]
             matches = [x for x in usual if fnmatch.fnmatchcase(x.name, pattern)]
             found |= dict.fromkeys(matches or [self.target(pattern)])

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from torchwheels.options import Project, Target, indexes, releases
 from torchwheels.run import inside, testing
 from torchwheels.run.engines import TIMEOUT, Container, Engine, doing_its_part
 from torchwheels.sources import Fetched
-from torchwheels.system import DEBUG, processes, sandbox, without_userinfo
+from torchwheels.system import DEBUG, processes, sandbox, scratch, without_userinfo
 from torchwheels.wheel import Used
 
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
@@ -48,9 +47,9 @@ def build_wheel(
     """Builds the wheel of `target` in a container; returns its path in `dist`. `fresh`: without the compiler cache."""
     of_source = {"origin": source.origin, "source": source.name}
     job = _job(project, target, is_built=True, fresh=fresh, **of_source)
-    with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        left, used, failed = _left(engine, project, target, source, job, Path(work))
-        path = left.rename(Path(work) / left.name.removesuffix(".refused"))
+    with scratch() as work:
+        left, used, failed = _left(engine, project, target, source, job, work)
+        path = left.rename(work / left.name.removesuffix(".refused"))
         with kept_if_refused(path, dist):
             # Audited again, here: the project's code could have changed the tool in the container.
             arguments = used, project, target
@@ -205,10 +204,10 @@ def base_image(target: Target) -> str:
 def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> str:
     """Makes the image of the Dockerfile; returns its number."""
     settings = "".join(f"{name}={shlex.quote(value)}\n" for name, value in mirrors().items())
-    with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
-        number = Path(folder) / "number"
-        (Path(folder) / _LOCK).write_text(releases.locked_own())
-        command = [*engine.command, "build", f"--platform={target.machine.docker}", folder]
+    with scratch() as folder:
+        number = folder / "number"
+        (folder / _LOCK).write_text(releases.locked_own())
+        command = [*engine.command, "build", f"--platform={target.machine.docker}", str(folder)]
         command += [f"--file={DOCKERFILE}", f"--iidfile={number}"]
         command += ["--secret=id=settings,env=TORCHWHEELS_SETTINGS"]
         command += [f"--build-arg={name}={value}" for name, value in arguments.items()]

@@ -17,7 +17,7 @@ from docker.errors import APIError, DockerException, NotFound
 from requests.exceptions import RequestException
 
 from torchwheels.errors import UserError, of_code
-from torchwheels.system import masked, processes
+from torchwheels.system import masked, processes, scratch
 
 BACKENDS = ("docker", "local", "auto")
 TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
@@ -138,8 +138,8 @@ class Container:
 
     def put(self, files: Mapping[str, Path | str]) -> None:
         """Copies files and folders to the places that are named, or makes files of texts."""
-        with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
-            path = Path(folder) / "text"
+        with scratch() as folder:
+            path = folder / "text"
             with tempfile.TemporaryFile() as archive:
                 with tarfile.open(fileobj=archive, mode="w") as tar:
                     for place, file in files.items():

@@ -8,7 +8,6 @@ in containers (containers.py), which do the same steps there. A finished wheel i
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from torchwheels.options import Project, Target, project
 from torchwheels.run import containers, testing
 from torchwheels.run.engines import Engine
 from torchwheels.sources import Fetched
-from torchwheels.system import processes
+from torchwheels.system import processes, scratch
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,8 @@ def test(
 ) -> None:  # fmt: skip
     """Runs the project's tests on a wheel, and keeps their record in `dist`; an error says that they fail."""
     testing.check_paths(options, source)
-    with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        folder, asked = Path(work), (arguments, require_gpu, Path(work))
+    with scratch() as folder:
+        asked = arguments, require_gpu, folder
         if engine:
             code = containers.run_tests(engine, options, target, wheel, source, *asked)
         else:

@@ -17,8 +17,8 @@ from torchwheels import environments, wheel
 from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import TestsError, UserError
-from torchwheels.options import Project, Target, machine_of
-from torchwheels.system import as_json, processes, sandbox, sha256, write_text
+from torchwheels.options import Project, Target
+from torchwheels.system import as_json, machines, processes, sandbox, sha256, write_text
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -58,7 +58,7 @@ def works_with(found: Wheel, target: Target) -> bool:
     if built_in == target.name:
         return True
     of_label = re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in)
-    if not of_label or machine_of(built_in) != target.machine:
+    if not of_label or machines.of_name(built_in) != target.machine:
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     torches = found.torches if found.classic_use else str(found.torch_requirement or "")

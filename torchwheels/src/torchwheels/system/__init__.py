@@ -7,6 +7,7 @@ from torchwheels.system.files import (
     check_writable,
     marked,
     read_json,
+    scratch,
     sha256,
     whole,
     write_text,
@@ -16,5 +17,6 @@ from torchwheels.system.output import DEBUG, masked, without_userinfo
 
 __all__ = [
     "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "as_json", "cache", "check_writable", "machines", "marked",
-    "masked", "output", "processes", "read_json", "sandbox", "sha256", "whole", "without_userinfo", "write_text",
+    "masked", "output", "processes", "read_json", "sandbox", "scratch", "sha256", "whole", "without_userinfo",
+    "write_text",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.system.files import MARK, marked
+from torchwheels.system.output import in_columns
 
 PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
 _IN_PARTS = ("environments", "build")  # of which each part has a lock of its own
@@ -102,9 +103,8 @@ def lines() -> Iterator[str]:
     """What is there, with its sizes."""
     folder = place()
     sizes = {name: size(folder / name) for name in entries()}
-    width = max(map(len, sizes), default=0)
     yield f"the cache is {folder}: {gigabytes(sum(sizes.values()))}"
-    yield from (f"  {name:{width}}  {gigabytes(each)}" for name, each in sizes.items())
+    yield from in_columns([(f"  {name}", gigabytes(each)) for name, each in sizes.items()])
 
 
 def remove(patterns: Sequence[str]) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,36 @@ def marked(folder: Path) -> Path:
     if not any(folder.iterdir()):
         (folder / MARK).touch()
     return folder
+
+
+@contextlib.contextmanager
+def scratch(place: str | Path = "", prefix: str = "torchwheels-") -> Iterator[Path]:
+    """A folder that goes away at the end, or, where this process is killed, with the next one that is made in `place`.
+
+    Without a place it is in that of temporary files.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=place or None) as name:
+        lock = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # while we live
+            (marked(Path(name)) / "work").mkdir()
+            for other in Path(name).parent.glob(f"{prefix}*"):
+                _remove_left(other)
+            yield Path(name) / "work"
+        finally:
+            os.close(lock)
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes a folder of this tool's own that no process uses."""
+    with contextlib.suppress(OSError):  # of another user, say
+        lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / MARK).is_file() and os.fstat(lock).st_uid == os.geteuid():
+                shutil.rmtree(folder)
+        finally:
+            os.close(lock)
 
 
 def check_writable(folder: Path, option: str) -> None:

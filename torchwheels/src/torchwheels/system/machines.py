@@ -91,9 +91,9 @@ def here() -> Machine:
     return MACHINES[name]
 
 
-def of_platform(tag: str) -> Machine:
-    """That of a wheel's platform, such as `manylinux_2_28_aarch64`; x86-64 where it is another's or none."""
-    return next((each for each in MACHINES.values() if tag.endswith(f"_{each.name}")), X86_64)
+def of_name(name: str) -> Machine:
+    """That of a wheel's platform, a target or a pattern such as `3.11-cu*-aarch64`; x86-64 where it names none."""
+    return next((each for each in MACHINES.values() if name.endswith(each.name)), X86_64)
 
 
 def gpus() -> list[str]:

@@ -12,13 +12,13 @@ import pickle
 import resource
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchwheels.errors import UserError
 from torchwheels.system import processes
+from torchwheels.system.files import scratch
 
 Reader: TypeAlias = Callable[..., Any]
 
@@ -37,8 +37,8 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
     whatever it starts ends with it. `writes`: another folder that it may write.
     """
     path = path.absolute()
-    with tempfile.TemporaryDirectory(prefix="torchwheels-reads-") as folder:
-        home = Path(folder, "home")
+    with scratch() as folder:
+        home = folder / "home"
         home.mkdir()
         variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
         variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"}

@@ -98,6 +98,18 @@ def _read(archive: zipfile.ZipFile, place: int, size: int) -> bytes:
     return archive.fp.read(size)
 
 
+def metadata_of(path: Path) -> bytes:
+    """The METADATA of a wheel or a variant."""
+    with zipfile.ZipFile(path) as archive:
+        (name,) = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
+        return archive.read(name)
+
+
+def renamed(name: str, old: str, new: str) -> str:
+    """Where a file lies under a `new` project and version, which .dist-info and .data have in their names."""
+    return re.sub(rf"^{re.escape(old)}(?=\.(dist-info|data)/)", new, name)
+
+
 def with_record(files: Mapping[str, bytes], record: str) -> dict[str, bytes]:
     """`files` with their RECORD, in the order of a wheel."""
     rows = io.StringIO()

@@ -23,7 +23,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchwheels.errors import UserError
-from torchwheels.options import Target, numbers
+from torchwheels.options import Target, admitted, numbers
 from torchwheels.wheel import linux
 from torchwheels.wheel.archive import unpack
 from torchwheels.wheel.elf import Library, demangle, read_library
@@ -39,6 +39,8 @@ _TORCH_NAMESPACE = re.compile(
 _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
 _PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
 _OF_ONE_PYTHON = re.compile(r"\.cpython-3(\d+)t?-[^.]*\.so$")
+# A text in place of a library, which says to a linker what the library is.
+_LINKER_SCRIPT = re.compile(rb"(\s|/\*.*?\*/)*(OUTPUT_FORMAT|INPUT|GROUP)\s*\(", re.DOTALL)
 # The libraries of CUDA whose own version is that of CUDA.
 CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)")
 
@@ -103,7 +105,8 @@ class Wheel:
         """Every shared library, by its path in the wheel."""
         found = {}
         for name, data in sorted(self.files.items()):
-            if _is_loaded(data) or name.endswith(".so") or ".so." in name:
+            is_named_so = name.endswith(".so") or ".so." in name
+            if _is_loaded(data) or (is_named_so and not _LINKER_SCRIPT.match(data)):
                 try:
                     found[name] = self.seen.get(data) or read_library(data)
                 except UserError as error:
@@ -323,14 +326,6 @@ def read(path: Path) -> Wheel:
         held = f"{len(folders)} files *.dist-info/METADATA"
         raise UserError(f"{path} holds {held}, but a wheel has one: build it again")
     return Wheel(path, name, version, tags, files, folders[0])
-
-
-@functools.cache
-def admitted(specifier: SpecifierSet) -> list[str]:
-    """The minor releases of torch 2 of which `specifier` admits one at least, the oldest first."""
-    # However many there are or will be: of no minor release were there ten.
-    minors = [f"2.{minor}" for minor in range(100)]
-    return [x for x in minors if any(specifier.contains(f"{x}.{patch}") for patch in range(10))]
 
 
 @functools.cache

@@ -42,6 +42,8 @@ class Library:
 
     machine: str
     """The processor, as ELF has it: `EM_X86_64`."""
+    is_program: bool
+    """Whether it is one, which names its loader."""
     soname: str | None
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
@@ -81,6 +83,7 @@ def read_library(data: bytes) -> Library:
     sets_fast_math = _SETS_FAST_MATH[str(elf["e_machine"])]
     return Library(
         machine=str(elf["e_machine"]),
+        is_program=any(True for _ in elf.iter_segments("PT_INTERP")),
         soname=tags["SONAME"][0] if tags["SONAME"] else None,
         needed=tuple(name for kind in _NEEDED for name in tags[kind]),
         rpath=tuple(x for each in tags["RPATH"] + tags["RUNPATH"] for x in each.split(":")),

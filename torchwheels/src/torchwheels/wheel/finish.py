@@ -28,7 +28,7 @@ from torchwheels import __version__
 from torchwheels.errors import UserError
 from torchwheels.options import Target, minor
 from torchwheels.system import as_json, processes
-from torchwheels.wheel.archive import with_record, write_wheel
+from torchwheels.wheel.archive import renamed, with_record, write_wheel
 from torchwheels.wheel.contents import BUILD_RECORD, Wheel, read
 from torchwheels.wheel.elf import DRIVER, Library
 
@@ -85,10 +85,7 @@ def finish(
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"
     info = f"{new}.dist-info"
-    files = {  # the folders .dist-info and .data have the version in their names
-        re.sub(rf"^{re.escape(old)}(?=\.dist-info/|\.data/)", new, name): data
-        for name, data in found.files.items()
-    }
+    files = {renamed(name, old, new): data for name, data in found.files.items()}
     files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.target, classic)
     path = work / "-".join([new, *found.path.name.split("-")[2:]])
     return stamp(found.with_files(files, path=path, version=Version(version), dist_info=info), used)

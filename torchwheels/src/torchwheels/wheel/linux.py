@@ -37,6 +37,7 @@ def asked(compiler: str, kind: str, name: str) -> str:
     return processes.ask(command, check=True).stdout.strip()
 
 
+@functools.cache
 def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
     """The symbol versions, such as `GLIBC_2.28`, that the policy allows."""
     architecture = Architecture(machine.name)
@@ -46,6 +47,7 @@ def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
     return frozenset(f"{name}_{version}" for name, each in allowed for version in each)
 
 
+@functools.cache
 def symbols_of_linux(allowed: frozenset[str], machine: Machine) -> frozenset[str]:
     """All that a Linux with the `allowed` versions has in its C and C++ libraries.
 

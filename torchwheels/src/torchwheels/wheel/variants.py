@@ -18,7 +18,7 @@ from urllib.parse import quote
 from torchwheels.errors import UserError
 from torchwheels.options import sm
 from torchwheels.system import as_json
-from torchwheels.wheel.archive import with_record, write_wheel
+from torchwheels.wheel.archive import metadata_of, renamed, with_record, write_wheel
 from torchwheels.wheel.contents import Wheel
 
 _SCHEMA = "https://variants-schema.wheelnext.dev/peps/825/v0.1.1.json"
@@ -89,15 +89,13 @@ def _under_another_version(found: Wheel, release: str) -> dict[str, bytes]:
     old, new = str(found.version), release.partition("-")[2]
     files = {}
     for path, data in found.files.items():
-        folder, slash, name = path.partition("/")
+        folder, _, name = path.partition("/")
         if folder == found.dist_info and name == "METADATA":
             data = data.replace(f"Version: {old}\n".encode(), f"Version: {new}\n".encode(), 1)
         elif folder == found.dist_info and name.endswith(".json"):
             for text in (str, quote):
                 data = data.replace(text(old).encode(), text(new).encode())
-        if slash:  # the folders .dist-info and .data have the version in their names
-            folder = folder.replace(old, new)
-        files[f"{folder}{slash}{name}"] = data
+        files[renamed(path, found.dist_info.removesuffix(".dist-info"), release)] = data
     return files
 
 
@@ -119,9 +117,7 @@ def one_torch(path: Path) -> str:
 
     Once the targets of a label have another torch, two wheels of a release have variants of one name.
     """
-    with zipfile.ZipFile(path) as archive:
-        (name,) = (x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
-        text = archive.read(name).decode(errors="replace")
+    text = metadata_of(path).decode(errors="replace")
     return "".join(re.findall(r"(?m)^Requires-Dist: torch==([\d.]+)\.\*$", text))
 
 

@@ -29,7 +29,7 @@ from unearth.preparer import download_link
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
-from torchwheels.system import MARK, processes, sandbox, sha256
+from torchwheels.system import MARK, processes, sandbox, scratch, sha256
 
 EXPECTED = "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or `git+URL@COMMIT`"
 _TIMEOUT = 60  # seconds without an answer
@@ -82,8 +82,8 @@ def is_elsewhere(source: str) -> bool:
 @contextlib.contextmanager
 def fetched(source: str, name: str, subdirectory: str) -> Iterator[Fetched]:
     """The sources of a project, in a folder that goes away at the end; its `name`, where it is known, or its own."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
-        found = fetch(source, Path(work) / "source")
+    with scratch() as work:
+        found = fetch(source, work / "source")
         yield replace(found, name=name or name_of(found.folder / subdirectory, found.project))
 
 
@@ -102,8 +102,8 @@ def fetch(source: str, into: Path) -> Fetched:
         requirement = Requirement(source)
     except InvalidRequirement:
         raise UserError(f"there is no {source}: {EXPECTED}") from None
-    with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
-        found = _unpack(_download(requirement, Path(folder)), into)
+    with scratch() as folder:
+        found = _unpack(_download(requirement, folder), into)
     return replace(found, project=requirement.name)
 
 
@@ -140,7 +140,8 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
     # It does not look for ignored files in submodules, and settings may have it say less.
     more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=none", "--no-renames"]
     foreach = ["submodule", "--quiet", "foreach", "--recursive", 'printf "%s\\0" "$displaypath"']
-    for place in ("", *_ask_git(folder, *foreach)):
+    inside = _ask_git(folder, *foreach) if (folder / ".gitmodules").is_file() else ()
+    for place in ("", *inside):
         for said in _ask_git(folder / place, "status", "--porcelain=v2", "--branch", *more, "-z"):
             yield place, said
 
