@@ -20,7 +20,7 @@ import pytest
 from torchwheels import cli, sources
 from torchwheels.build import backend
 from torchwheels.index import site
-from torchwheels.system import processes
+from torchwheels.system import files, processes
 
 SETUP = """
 import pathlib, subprocess
@@ -256,7 +256,8 @@ def test_what_a_killed_run_has_left_goes_with_the_next(
     """But nothing that another run uses, or that is somebody else's."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "source").mkdir()
-    mine = {tmp_path / "torchwheels-mine", tmp_path / ".site-mine", tmp_path / "source"}
+    wheels = files.marked(tmp_path / "torchwheels-wheels")  # that somebody has built there
+    mine = {tmp_path / "torchwheels-mine", tmp_path / ".site-mine", tmp_path / "source", wheels}
     for folder in mine:
         folder.mkdir(exist_ok=True)
         (folder / "thesis.txt").touch()

@@ -27,6 +27,10 @@ def marked(folder: Path) -> Path:
     return folder
 
 
+_SCRATCH = ".torchwheels-scratch"
+"""A file in each folder of a run: the mark alone would be that of a folder with somebody's wheels, too."""
+
+
 @contextlib.contextmanager
 def scratch(place: str | Path = "", prefix: str = "torchwheels-") -> Iterator[Path]:
     """A folder that goes away at the end, or, where this process is killed, with the next one that is made in `place`.
@@ -37,7 +41,8 @@ def scratch(place: str | Path = "", prefix: str = "torchwheels-") -> Iterator[Pa
         lock = os.open(name, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)  # while we live
-            (marked(Path(name)) / "work").mkdir()
+            Path(name, _SCRATCH).touch()
+            Path(name, "work").mkdir()
             for other in Path(name).parent.glob(f"{prefix}*"):
                 _remove_left(other)
             yield Path(name) / "work"
@@ -46,12 +51,12 @@ def scratch(place: str | Path = "", prefix: str = "torchwheels-") -> Iterator[Pa
 
 
 def _remove_left(folder: Path) -> None:
-    """Removes a folder of this tool's own that no process uses."""
+    """Removes the folder of a run that no process uses."""
     with contextlib.suppress(OSError):  # of another user, say
         lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / MARK).is_file() and os.fstat(lock).st_uid == os.geteuid():
+            if (folder / _SCRATCH).is_file() and os.fstat(lock).st_uid == os.geteuid():
                 shutil.rmtree(folder)
         finally:
             os.close(lock)
