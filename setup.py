@@ -106,12 +106,21 @@ class BdistWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def urls() -> dict[str, str]:
+    """Where the sources are, of which only CI knows."""
+    server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    address = f"{server}/{repository}"
+    return {"Source": address, "Issues": f"{address}/issues"} if repository else {}
+
+
 try:
     # A folder for each variant: setuptools would mix their files otherwise.
     folder = str(ROOT / "build" / (VARIANT or "sdist"))
     Path(folder).mkdir(parents=True, exist_ok=True)
     setup(
         version=runpy.run_path(str(PACKAGE / "_version.py"))["__version__"],
+        project_urls=urls(),
         cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
         distclass=BinaryDistribution,
         options={"build": {"build_base": folder}, "egg_info": {"egg_base": folder}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     tree = sources.fetch(str(ROOT), folder / "tree").folder
     code = f"import setuptools.build_meta as backend; print(backend.build_sdist({str(folder)!r}))"
-    subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    environment = os.environ | {"GITHUB_REPOSITORY": "somebody/extops"}
+    environment.pop("GITHUB_SERVER_URL", None)
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL, env=environment)
     (found,) = folder.glob("*.tar.gz")
     return found
 
@@ -36,6 +40,17 @@ def test_it_holds_all_that_a_build_and_its_tests_read(archive: Path) -> None:
     if not wanted:
         pytest.skip("only git knows which files belong to the tree, and this is no repository")
     assert {each for each in wanted if not each.startswith("tests/tools/")} - held == set()
+
+
+def test_it_says_where_its_sources_are(archive: Path) -> None:
+    """Whose they are CI says: everybody's copy is built by their own."""
+    with tarfile.open(archive) as tar:
+        (name,) = (x for x in tar.getnames() if x.count("/") == 1 and x.endswith("PKG-INFO"))
+        file = tar.extractfile(name)
+        assert file is not None
+        lines = file.read().decode().splitlines()
+    assert "Project-URL: Source, https://github.com/somebody/extops" in lines
+    assert "Project-URL: Issues, https://github.com/somebody/extops/issues" in lines
 
 
 @pytest.mark.slow

@@ -228,11 +228,13 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / file).write_text(text)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/theirs")
     monkeypatch.setenv("PIP_CERT", "b")
     monkeypatch.setenv("PIP_FIND_LINKS", "/one https://two")
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:p'w@x")
     variables = environments.clean_variables(tmp_path / "home")
     assert "leaks" not in variables.values()
+    assert variables["GITHUB_REPOSITORY"] == "somebody/theirs"
     given = {name: value for name, value in variables.items() if name.startswith("PIP_")}
     assert (
         given.items()

@@ -64,6 +64,7 @@ def test_mirrors_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     for name, value in MIRRORS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MAX_JOBS", "3")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/theirs")
     assert containers.mirrors() == {
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "PIP_INDEX_URL": "https://me:word@example.org/simple",
@@ -79,7 +80,7 @@ def test_mirrors_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     seen = containers._variables()
     assert "word" not in str(seen)
     assert seen["PIP_INDEX_URL"] == "https://example.org/simple"
-    assert seen["MAX_JOBS"] == "3"
+    assert (seen["MAX_JOBS"], seen["GITHUB_REPOSITORY"]) == ("3", "somebody/theirs")
 
 
 @pytest.mark.parametrize(

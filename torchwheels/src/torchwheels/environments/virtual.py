@@ -17,6 +17,7 @@ from torchwheels.system import output, processes
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
+    "GITHUB_SERVER_URL", "GITHUB_REPOSITORY",  # a wheel may say where its sources are
 }  # fmt: skip
 _OF_UV = re.compile(r"UV_(?!PUBLISH_)")  # nothing is published here
 _TAKES_TIME = re.compile(r" *(Downloading|Downloaded|Building|Built|Updating|Updated) ")

@@ -34,7 +34,9 @@ _HERE = (None, "localhost", "127.0.0.1", "::1")
 _LOCK = "own.txt"  # of the Dockerfile
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
-_VARIABLES = ("MAX_JOBS", "SOURCE_DATE_EPOCH", "TORCHWHEELS_ARCHITECTURES", DEBUG)
+_VARIABLES = (
+    "MAX_JOBS", "SOURCE_DATE_EPOCH", "TORCHWHEELS_ARCHITECTURES", "GITHUB_SERVER_URL", "GITHUB_REPOSITORY", DEBUG
+)  # fmt: skip
 _MIRRORS = (
     "TORCHWHEELS_APT_MIRROR", "TORCHWHEELS_TORCH_INDEX", "UV_PYTHON_DOWNLOADS_JSON_URL", "UV_PYTHON_INSTALL_MIRROR"
 )  # fmt: skip
