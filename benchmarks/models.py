@@ -5,7 +5,7 @@
 
 Each model runs in a process of its own, for a limited time. Some on each GPU prepare at once; while one is measured,
 nothing else runs there, and nothing is compiled. Models of packages that are not installed are left out. `models.json`
-has all samples, `ratios.json` their ratios.
+has the samples of all that were measured yet, `ratios.json` their ratios.
 With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which
 line `fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
 """
@@ -160,6 +160,11 @@ class _Apart:
         return [record | {"failed": {"all": self.late or failed[-1]}}]
 
 
+def _within(seconds: float, end: float) -> float:
+    now = time.perf_counter()
+    return min(now + seconds, max(end, now + 1))
+
+
 def _side_by_side(
     device: str, names: list[str], asked: list[str], output: Path, end: float, preparing: float
 ) -> Iterator[dict[str, Any]]:
@@ -172,18 +177,20 @@ def _side_by_side(
     for first in range(0, len(names), len(places)):
         pairs = zip(names[first:], places, strict=False)
         group = [_Apart(name, gpu, asked, output) for name, gpu in pairs]
-        for _ in range(asked.count("--mode") or len(MODES[device])):
-            now = time.perf_counter()
-            until = min(now + preparing, max(end, now + 1))
-            ready = [x if x.is_heard(until - time.perf_counter()) else None for x in group]
+        for to_come in reversed(range(asked.count("--mode") or len(MODES[device]))):
+            until = _within(preparing, end)
+            ready = {x: x.is_heard(until - time.perf_counter()) for x in group}
             for place in range(0, len(group), len(gpus)):  # of each GPU one
-                turn = [x for x in ready[place : place + len(gpus)] if x]
+                turn = group[place : place + len(gpus)]
                 for each in turn:
-                    each.go_on()
+                    if ready[each]:
+                        each.go_on()
+                until = _within(MEASURING, end)
                 for each in turn:
-                    each.is_heard(MEASURING)
-        for each in group:
-            yield from each.records()
+                    if ready[each]:
+                        each.is_heard(until - time.perf_counter())
+                    if not to_come:
+                        yield from each.records()
 
 
 @contextlib.contextmanager
