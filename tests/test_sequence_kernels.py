@@ -187,6 +187,19 @@ def test_a_kernel_by_its_name(take: Callable[[str], None]) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+def test_one_step_of_both_directions_is_a_sequence(take: Callable[[str], None]) -> None:
+    """In float32 without TF32 the kernel that is named serves none."""
+    take("tensor_block")
+    input = torch.randn(1, 16, FEATURES, device="cuda")
+    one, both = (extops.LLTMLayer(FEATURES, 128, bidirectional=x).cuda() for x in (False, True))
+    with tf32(False):
+        assert extops.which_kernel(one, input) == "step"
+        assert one(input)[0].shape == (1, 16, 128)
+        assert extops.which_kernel(both, input) == "none"
+        with pytest.raises(RuntimeError, match="expected EXTOPS_SEQUENCE_KERNEL to name a kernel"):
+            both(input)
+
+
 BY_THE_ENVIRONMENT = """
 import os, test_sequence_kernels as tests
 case = tests.Case("float32_block", 128, 16, "float32")

@@ -108,13 +108,15 @@ def which_kernel(
         _checks.check_tensor("which_kernel", "input", input)
         steps = _steps(call, input, batch_first)
         is_one_step = steps.shape[0] == 1 and lengths is None
-    if is_one_step and (cell == "lltm" or (steps.is_cuda and _loader.binding == "stable")):
+    is_stable = steps.is_cuda and _loader.binding == "stable"
+    # Both at once are a sequence, of one step, too.
+    directions = 1 + bool(getattr(call, "bidirectional", False) and is_stable)
+    if is_one_step and directions == 1 and (cell == "lltm" or is_stable):
         return "step"
     if not steps.is_cuda:
         return "cpu"
     is_like_cudnn = isinstance(call, torch.nn.RNNBase)
     allow_tf32 = _private.cudnn_allows_tf32() if is_like_cudnn else _private.allows_tf32()
-    directions = 1 + bool(getattr(call, "bidirectional", False) and _loader.binding == "stable")
     return _kernel_of(cell, state_size, directions, backward, steps, allow_tf32)
 
 

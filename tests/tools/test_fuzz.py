@@ -50,6 +50,14 @@ def test_a_race_of_large_bidirectional_layers_is_looked_for() -> None:
     assert {case.beside for case in found} >= {"elementwise", "nothing"}
 
 
+def test_what_torchs_layers_refuse_is_not_drawn_where_they_may_serve() -> None:
+    """They want contiguous states and weights on a GPU."""
+    found = [case for case in drawn("cuda") if case.accelerated]
+    for way, layouts in (("measured", {"contiguous"}), ("extops", set(cases.LAYOUTS))):
+        assert {case.state_layout for case in found if case.accelerated == way} == layouts
+    assert {case.weight_layout for case in found} == {"contiguous"}
+
+
 @by_device
 def test_a_case_can_be_repeated(device: str) -> None:
     for case in drawn(device, 300):

@@ -230,6 +230,8 @@ def _settled_shapes(case: Case, device: str) -> Case:
         to |= {"second_order": False, "time": max(1, case.time), "batch": max(1, batch)}
         if device == "cuda":
             to["weight_layout"] = "contiguous"  # as torch's layers want them there
+            if case.accelerated == "measured":
+                to["state_layout"] = "contiguous"
     if case.compile:
         to["kernel"] = ""  # which_kernel says what is called without it
     if case.transform == "jvp" and case.input_layout == "expanded":

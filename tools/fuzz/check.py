@@ -113,7 +113,7 @@ def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
         return
     if case.kernel:
         _name_kernel(case.kernel)
-        if any(kernel in _which(problem) for kernel in ("none", "torch")):
+        if {"none", "torch", "not measured"}.intersection(_which(problem)):
             _name_kernel("")
     try:
         yield _which(problem)
