@@ -458,52 +458,49 @@ def test_a_folder_of_builds_that_is_not_there_is_said(
     assert "made site of 1 wheels" in said.out
 
 
+SOMETHING_ELSE: list[tuple[str, object]] = [
+    ("farm.tag", "../../outside"),
+    ("farm.tag", ".."),
+    ("farm.project", "../../../outside"),
+    ("farm.project", "\0"),
+    ("farm.build", "1"),
+    ("name", "../../../outside"),
+    ("wheel", "../../outside.whl"),
+    ("variant.wheel", "../../outside.whl"),
+    ("build.target", "3.11-../../../outside"),
+    ("build.torch", None),
+    ("version", "of today"),
+    ("tags", []),
+    ("requires", ["torch=="]),
+    ("requires_python", "three"),
+    ("works_with", 3),
+    ("summary", "\ud800"),
+    ("farm.metadata", {}),
+]
+
+
 @pytest.mark.usefixtures("one_project")
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("farm.tag", "../../outside"),
-        pytest.param("farm.tag", "..", marks=pytest.mark.slow),
-        ("farm.project", "../../../outside"),
-        pytest.param("farm.project", "\0", marks=pytest.mark.slow),
-        ("farm.build", "1"),
-        ("name", "../../../outside"),
-        pytest.param("wheel", "../../outside.whl", marks=pytest.mark.slow),
-        ("variant.wheel", "../../outside.whl"),
-        pytest.param("build.target", "3.11-../../../outside", marks=pytest.mark.slow),
-        ("build.torch", None),
-        pytest.param("version", "of today", marks=pytest.mark.slow),
-        ("tags", []),
-        pytest.param("requires", ["torch=="], marks=pytest.mark.slow),
-        ("requires_python", "three"),
-        pytest.param("works_with", 3, marks=pytest.mark.slow),
-        ("summary", "\ud800"),
-        ("farm.metadata", {}),
-    ],
-)
 def test_a_report_that_says_something_else_is_left_out(
-    builds: Builds,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    key: str,
-    value: object,
+    builds: Builds, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Whoever has written it: of its names paths are made, outside of the release, too."""
     farm("build", "--backend=local", "--only=tinyops * 3.11-*")
     (file,) = Path("dist").glob("*.report.json")
-    report = json.loads(file.read_text())
-    *parents, last = key.split(".")
-    functools.reduce(dict.__getitem__, parents, report)[last] = value
-    file.write_text(json.dumps(report))
-    before = {*tmp_path.rglob("*")}
-    farm("index", "--release=release")
-    assert f"{file} is left out: " in capsys.readouterr().err
-    assert json.loads(Path("site", state.FILE).read_text()) == {"rows": []}
-    site = tmp_path / "site"
-    assert all(site in (x, *x.parents) for x in {*tmp_path.rglob("*")} - before)
-    Path("site", state.FILE).write_text(json.dumps({"rows": [report]}))
-    with pytest.raises(SystemExit, match="does not say which wheels there are"):
-        farm("index")
+    right, site = file.read_text(), tmp_path / "site"
+    for key, value in SOMETHING_ELSE:
+        report = json.loads(right)
+        *parents, last = key.split(".")
+        functools.reduce(dict.__getitem__, parents, report)[last] = value
+        file.write_text(json.dumps(report))
+        before = {*tmp_path.rglob("*")}
+        farm("index", "--release=release")
+        assert f"{file} is left out: " in capsys.readouterr().err, key
+        assert json.loads(Path(site, state.FILE).read_text()) == {"rows": []}, key
+        assert all(site in (x, *x.parents) for x in {*tmp_path.rglob("*")} - before), key
+        Path(site, state.FILE).write_text(json.dumps({"rows": [report]}))
+        with pytest.raises(SystemExit, match="does not say which wheels there are"):
+            farm("index")
+        shutil.rmtree(site)
     assert builds.built == ["3.11-cpu"]
 
 
