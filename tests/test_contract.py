@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.checkpoint import checkpoint
 
 import extops
+from conftest import seed
 from extops.choosing import _measure, _table
 from operators import Tensors, by_device
 
@@ -119,7 +120,7 @@ def trained(module: Any, *arguments: Any) -> Any:
 
 def outcome(program: Program, module: Any) -> Any:
     """What it returns and where it leaves the generator, or the type and message of its error."""
-    torch.manual_seed(7)
+    seed(7)
     try:
         return program(module), torch.rand(2)
     except Exception as error:
@@ -241,7 +242,7 @@ def test_states_in_other_layouts(name: str) -> None:
     modules = pair(name)
 
     def program(module: Any, layout: Callable[[Tensor], Tensor]) -> Any:
-        torch.manual_seed(3)
+        seed(3)
         leaves = [x.requires_grad_() for x in tensors_of(states_of(name))]
         state: Any = tuple(map(layout, leaves))
         results = module(input, state if len(state) > 1 else state[0])
@@ -279,7 +280,7 @@ def test_the_last_batch_of_an_epoch(name: str) -> None:
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
         found = []
         for batch in (4, 4, 2):
-            torch.manual_seed(batch)
+            seed(batch)
             output, _ = module(random(batch, TIME, FEATURES).permute(1, 0, 2))
             found.append(output.view(-1, STATE))
             optimizer.zero_grad()
@@ -331,7 +332,7 @@ def test_what_changes_before_the_backward(wants: str, name: str) -> None:
     number = 2 if name.startswith("LSTM") else 1
 
     def program(module: Any, place: int) -> Any:
-        torch.manual_seed(11)
+        seed(11)
         module.requires_grad_(wants in ("all", "parameters"))
         input = (input_of(name) * 1).requires_grad_(wants in ("all", "input"))
         states = [x.requires_grad_(wants in ("all", "states")) for x in tensors_of(states_of(name))]
@@ -696,14 +697,14 @@ def test_parameters_that_are_computed(first: bool, how: str, name: str) -> None:
     if not first:
         extops.accelerate(ours)
     for module in (ours, theirs):
-        torch.manual_seed(2)
+        seed(2)
         PARAMETRIZED[how](module, weight)
     if first:
         extops.accelerate(ours)
     input = input_of(name)
 
     def program(module: Any) -> Any:
-        torch.manual_seed(3)
+        seed(3)
         return trained(module, input), trained(module, input), list(module.buffers())
 
     assert_same((ours, theirs), program)
@@ -804,6 +805,7 @@ for weights_only in (False, True):
 """
 
 
+@pytest.mark.every(3, "way")
 def test_a_pickle_loads_without_extops(tmp_path: Path) -> None:
     model = extops.accelerate(nn.ModuleList([nn.LSTM(5, 7), nn.GRUCell(5, 7)]))
     model[0](torch.ones(2, 3, 5))
