@@ -520,6 +520,40 @@ def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     assert listed.count(f"https://example.org/{again}/tinyops") == 1
 
 
+def test_newer_sources_that_call_their_wheel_the_same_take_its_place(
+    builds: Builds, capsys: pytest.CaptureFixture[str], tmp_path: Path, repository: Path
+) -> None:
+    """As of a project that never raises its version, built of one commit after another."""
+    written(tmp_path, 'source = "tinyops"\ntargets = ["3.11-cpu"]', first=PUBLISHED)
+    for content in ("# one", "# another", "# one"):
+        (tmp_path / "tinyops" / "setup.py").write_text(content)
+        farm("build", "--backend=local")
+        farm("index", "--release=release")
+        shutil.rmtree("dist")
+        assert missing(capsys) == []
+    first, _, again = sorted(Path("release").iterdir(), key=lambda x: x.stat().st_mtime_ns)
+    assert again.name == f"{first.name}-2"
+    listed = Path("site/cpu/torch2.13/simple/tinyops/index.html").read_text()
+    assert f"https://example.org/{again.name}/tinyops" in listed
+
+
+def test_one_name_for_two_wanted_wheels_is_a_failure_of_the_later(
+    builds: Builds, capsys: pytest.CaptureFixture[str], tmp_path: Path, repository: Path
+) -> None:
+    tables = []
+    for name in ("one", "two"):
+        tables.append(f'source = "{name}"\ntargets = ["3.11-cpu"]')
+        shutil.copytree(repository, tmp_path / name)
+        written(tmp_path, *tables, first=PUBLISHED)
+        farm("build", "--backend=local")
+        farm("index")
+        shutil.rmtree("dist")
+    assert missing(capsys) == []  # it would be built each night, and never be published
+    *_, failure = json.loads(Path("site/farm.json").read_text())["rows"]
+    assert failure["farm"]["project"] == "two"
+    assert re.match(r"^one \w+ has published another tinyops-\S+\.whl: ", failure["failed"])
+
+
 def test_a_wheel_that_two_tables_ask_for_is_named(repository: Path, tmp_path: Path) -> None:
     named = 'source = "tinyops"\ntargets = ["3.11-cpu"]'
     with pytest.raises(

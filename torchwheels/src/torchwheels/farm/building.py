@@ -1,5 +1,6 @@
 """Builds what a farm lacks, one wheel after the other: a failure is noted and stops nothing, and time is kept to."""
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -74,12 +75,16 @@ def _told(wanted: Wanted, published: Sequence[Row]) -> Row:
     told = {"project": wanted.project, "version": wanted.version, "target": wanted.target.name}
     earlier = [x["farm"].get("build", 0) for x in published if {**x["farm"], **told} == x["farm"]]
     number = max(earlier, default=0) + 1
-    tag = re.sub(r"[^\w.-]+", "-", f"{wanted.project}-{wanted.version}")
+    first = re.sub(r"[^\w.-]+", "-", f"{wanted.project}-{wanted.version}")
+    # Sources may come back after others, which the index had in their place.
+    replaced = {tag for x in published for tag in x["farm"].get("replaced", ())}
+    numbered = (f"{first}-{x}" if x > 1 else first for x in itertools.count(number))
+    tag = next(x for x in numbered if x not in replaced)
     return {
         **told,
         "digest": wanted.digest,
         "build": number,
-        "tag": tag if number == 1 else f"{tag}-{number}",
+        "tag": tag,
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "torchwheels": __version__,
     }

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from packaging.version import Version
 
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.farm import pages
 from torchwheels.farm.config import Farm
 from torchwheels.farm.published import FILE, Row
@@ -32,6 +32,9 @@ def merged(
 ) -> list[Row]:
     """The rows that count: a name has one content, the first, until its wheel is built again.
 
+    That is so, too, where newer sources call it the same, unless both are wanted: then the later one is a failure,
+    since it would be built in each run.
+
     Of failures those count whose wheels are wanted; wheels are kept whatever is wanted today.
     """
     current = {(x.project, x.version, x.target.name) for x in wanted}
@@ -39,16 +42,44 @@ def merged(
     failures: dict[tuple[str, str, str], Row] = {}
     for row in [*published, *sorted(new, key=lambda x: x["farm"]["built"])]:
         farm = row["farm"]
-        key = farm["project"], farm["version"], farm["target"]
+        key = _key(row)
         if "failed" in row:
             if key in current or key[0] in lost:
                 failures[key] = row
             continue
         failures.pop(key, None)
         known = wheels.get(row["wheel"])
-        if known is None or known["farm"]["build"] < farm["build"]:
+        if known is None:
             wheels[row["wheel"]] = row
+        elif known["farm"]["build"] < farm["build"] or (
+            key in current
+            and _is_unwanted(known, current, lost)
+            and known["farm"]["tag"] != farm["tag"]
+        ):
+            farm["replaced"] = [*known["farm"].get("replaced", []), known["farm"]["tag"]]
+            wheels[row["wheel"]] = row
+        elif _key(known) != key and key in current:
+            failures[key] = _of_one_name(known, row)
     return [*wheels.values(), *failures.values()]
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    farm = row["farm"]
+    return farm["project"], farm["version"], farm["target"]
+
+
+def _is_unwanted(row: Row, current: Container[tuple[str, str, str]], lost: Container[str]) -> bool:
+    key = _key(row)
+    return key not in current and key[0] not in lost
+
+
+def _of_one_name(first: Row, later: Row) -> Row:
+    project, version, _ = _key(first)
+    why = (
+        f"{project} {version} has published another {later['wheel']}: an index has one file of a name; "
+        "where both are wanted, a patch (`patches`) can raise the version of one"
+    )
+    return {"failed": why, "code": RefusedError.code, "farm": later["farm"]}
 
 
 def make(

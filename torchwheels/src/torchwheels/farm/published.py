@@ -47,6 +47,8 @@ class _Told(msgspec.Struct):
     tag: _Name
     built: str
     metadata: dict[str, str] = {}
+    replaced: list[str] = []
+    """The tags of the releases whose places it took: a tag is given once."""
 
 
 class _Variant(msgspec.Struct):
