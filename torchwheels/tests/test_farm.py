@@ -84,6 +84,14 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
             'files = "files/{tag}"\n[[project]]\nsource = "x"',
             "files is 'files/{tag}', but an address with {tag} in it is expected",
         ),
+        (
+            'files = "https://example.org/{tag}?token=t0ken"\n[[project]]\nsource = "x"',
+            "files has a query (`?`) or a fragment (`#`), but",
+        ),
+        (
+            f'{FILES}index = "https://example.org/x#y"\n[[project]]\nsource = "x"',
+            "index has a query (`?`) or a fragment (`#`), but",
+        ),
         ("[", "is not TOML"),
     ],
 )
@@ -91,7 +99,7 @@ def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) ->
     (tmp_path / "farm.toml").write_text(text)
     with pytest.raises(UserError) as caught:
         config.load(tmp_path / "farm.toml")
-    assert said in str(caught.value)
+    assert said in str(caught.value) and "t0ken" not in str(caught.value)
     with pytest.raises(UserError, match="there is no"):
         config.load(tmp_path / "none.toml")
 

@@ -790,6 +790,28 @@ def test_installed_scripts(forge: Forge, name: str, group: str) -> None:
     assert forge.findings() == ({"installed_files": [message]} if is_script else {})
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bad/x", "it holds {}, which installers refuse: it is none of purelib, platlib, "),
+        ("x", "it holds {}, which installers refuse: it is none of purelib, platlib, "),
+        ("purelib/tinyops/__init__.py", "it installs {}, and another file in its place"),
+    ],
+)
+def test_files_that_installers_do_not_take(forge: Forge, name: str, message: str) -> None:
+    path = f"tinyops-{forge.version}.data/{name}"
+    forge.files[path] = b""
+    (found,) = forge.findings()["installed_files"]
+    assert found.startswith(message.format(path))
+
+
+@pytest.mark.parametrize("value", ["tinyops", "not a function", "tinyops:", "tinyops.main()"])
+def test_a_script_that_calls_no_function(forge: Forge, value: str) -> None:
+    forge.replaced["entry_points.txt"] = f"[console_scripts]\ntinyops = {value}\n".encode()
+    message = f"its script tinyops calls {value!r}, which is no `module:function`"
+    assert forge.findings()["installed_files"] == [message]
+
+
 def test_installed_files_of_data(forge: Forge) -> None:
     forge.files[f"tinyops-{forge.version}.data/data/share/man/man1/tinyops.1"] = b""
     forge.files[f"tinyops-{forge.version}.data/scripts/tinyops"] = b""

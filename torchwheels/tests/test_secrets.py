@@ -74,5 +74,7 @@ def test_no_password_of_uv_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_INDEX_OWN_PASSWORD", TOKEN)
     monkeypatch.setenv("UV_GITHUB_TOKEN", "secret")
     monkeypatch.setenv("UV_HTTP_TOKEN", "a")
-    said = output.masked(f"{TOKEN} secret {os.environ['UV_HTTP_TOKEN']} https://{AT}/x")
-    assert said == "**** **** a https://****@127.0.0.1:9/x"
+    said = output.masked(
+        f"{TOKEN} secret {os.environ['UV_HTTP_TOKEN']} https://{AT}/x https:/{AT}/y"
+    )
+    assert said == "**** **** a https://****@127.0.0.1:9/x https:/****@127.0.0.1:9/y"

@@ -137,6 +137,20 @@ def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
         reports.write_report(wheel, project.Project())
 
 
+def test_a_variant_beside_its_wheel_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    """So a flat copy of a site has both, and the next site would have lost it."""
+    variant = variants.write(read(forge_target(tmp_path, "3.11-cpu")))
+    assert variant
+    flat = variant.rename(tmp_path / variant.name)
+    with pytest.raises(UserError) as caught:
+        reports.read_reports(tmp_path, project.Project())
+    said = f"{flat} is the variant of a wheel: it belongs into {tmp_path / 'variants'}"
+    assert str(caught.value) == said
+    flat.rename(variant)
+    (found,) = reports.read_reports(tmp_path, project.Project())
+    assert found["variant"]["label"] == "null"
+
+
 def test_a_variant_stays_when_the_table_has_a_newer_torch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

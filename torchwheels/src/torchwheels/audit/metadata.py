@@ -24,6 +24,8 @@ _OF_OTHERS = re.compile(
 _OF_ENVIRONMENT = re.compile(
     r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
 )
+_SCHEMES = "purelib", "platlib", "headers", "scripts", "data"
+_CALLS = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 _TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 
 
@@ -137,14 +139,24 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """It installs into no other project, and nothing that runs in every start of Python."""
+    """Installers take it all, each file once, into no other project; nothing runs in every start of Python."""
     installed = [(name, *wheel.installed(name)) for name in wheel.files]
     with zipfile.ZipFile(wheel.path) as archive:
         folder = zipfile.Path(archive, f"{wheel.dist_info}/")
         entries = importlib.metadata.PathDistribution(folder).entry_points
-    programs = [x.name for x in entries if x.group in ("console_scripts", "gui_scripts")]
-    installed += [(f"the script {each}", "scripts", each) for each in programs]
+    programs = [x for x in entries if x.group in ("console_scripts", "gui_scripts")]
+    for each in programs:
+        if not _CALLS.fullmatch(each.value):
+            yield f"its script {each.name} calls {each.value!r}, which is no `module:function`"
+    installed += [(f"the script {each.name}", "scripts", each.name) for each in programs]
+    places = set()
     for name, scheme, path in installed:
+        place = scheme.replace("purelib", "platlib"), path
+        if place in places:
+            yield f"it installs {name}, and another file in its place"
+        places.add(place)
+        if scheme not in _SCHEMES or not path:
+            yield f"it holds {name}, which installers refuse: it is none of {', '.join(_SCHEMES)}"
         top = path.partition("/")[0]
         if scheme in ("purelib", "platlib"):
             spoils = top != wheel.dist_info and _OF_OTHERS.fullmatch(top)

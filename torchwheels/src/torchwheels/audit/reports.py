@@ -218,7 +218,13 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     Each wheel is audited again: anybody who can write into `dist` could have written its report. Of that only the
     tests are taken, which no audit can see.
     """
-    found = [write_report(path, promised(path, own)) for path in wheel.wheels_in(dist)]
+    wheels = wheel.wheels_in(dist)
+    # As a flat copy of a site has them: left out in silence, they would be gone from the next site.
+    for path in sorted({*dist.glob("*.whl")} - {*wheels}):
+        raise UserError(
+            f"{path} is the variant of a wheel: it belongs into {dist / variants.FOLDER}"
+        )
+    found = [write_report(path, promised(path, own)) for path in wheels]
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")
     refuse(found)

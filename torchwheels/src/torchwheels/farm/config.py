@@ -81,6 +81,12 @@ def load(file: Path) -> Farm:
             f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
             "without one"
         )
+    for name, address in (("files", settings.files), ("index", settings.index)):
+        if "://" in address and re.search(r"[?#]", address):
+            raise UserError(
+                f"{file}: {name} has a query (`?`) or a fragment (`#`), but the names of files follow it: "
+                "name an address without one"
+            )
     index = settings.index if "://" in settings.index else str(file.parent / settings.index)
     projects = tuple(_entry(each, settings, file) for each in tables)
     return Farm(index, settings.files, settings.targets, settings.cache, projects)

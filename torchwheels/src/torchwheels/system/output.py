@@ -14,7 +14,8 @@ _COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d
 _BETWEEN_TRACEBACKS = re.compile(
     r"(The above exception was the direct cause|During handling of the above exception)"
 )
-_USERINFO = re.compile(r"(?<=://)(?!git@)[^/?#\s]+@")
+# After one slash, too: so an address looks that is given as a path.
+_USERINFO = re.compile(r"(?:(?<=://)|(?<=:/))(?!git@)[^/?#\s]+@")
 _SECRET = re.compile(r"UV_\w+_(PASSWORD|TOKEN)")
 _SHORTEST = 6  # a shorter one is in many words
 
