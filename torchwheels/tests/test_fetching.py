@@ -291,6 +291,42 @@ def test_commits_are_copied(kind: str, tmp_path: Path) -> None:
         assert file.is_dir() or b"password" not in file.read_bytes()
 
 
+def test_settings_of_git_change_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the user, of the repository, and what another one lends it."""
+    commit, run = repository(tmp_path / "lender", **{"setup.py": ""}), tmp_path / "run"
+    shared = ["git", "clone", "--quiet", "--shared", str(tmp_path / "lender"), str(tmp_path / "x")]
+    subprocess.run(shared, check=True)
+    (run.with_suffix(".sh")).write_text(f"#!/bin/sh\ntouch {run}\n")
+    (run.with_suffix(".sh")).chmod(0o755)
+    git = [
+        "git",
+        "-C",
+        str(tmp_path / "x"),
+        "config",
+        "core.fsmonitor",
+        str(run.with_suffix(".sh")),
+    ]
+    subprocess.run(git, check=True)
+    (tmp_path / "settings").write_text("[clone]\ndefaultRemoteName = upstream\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert found.origin == f"git:{commit}"
+    assert not run.exists()
+    (tmp_path / "lender").rename(tmp_path / "gone")
+    assert "refs/tags/v1.2" in sources.versions(found.folder)
+    subprocess.run(["git", "-C", str(found.folder), "fsck", "--strict"], check=True)
+
+
+@pytest.mark.parametrize("hidden", ["skip-worktree", "assume-unchanged"])
+def test_a_changed_file_that_git_does_not_look_at_is_no_commit(hidden: str, tmp_path: Path) -> None:
+    repository(tmp_path / "x", **{"setup.py": ""})
+    git = ["git", "-C", str(tmp_path / "x"), "update-index", f"--{hidden}", "setup.py"]
+    subprocess.run(git, check=True)
+    (tmp_path / "x" / "setup.py").write_text("changed = True")
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert found.origin == f"sha256:{sources.hash_of_folder(found.folder)}"
+
+
 def test_a_hook_of_git_keeps_its_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

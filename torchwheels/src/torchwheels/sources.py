@@ -144,13 +144,19 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
     for place in ("", *inside):
         for said in _ask_git(folder / place, "status", "--porcelain=v2", "--branch", *more, "-z"):
             yield place, said
+        # A file that git was told not to look at may have been changed.
+        files = _ask_git(folder / place, "ls-files", "-v", "-z")
+        yield from ((place, said) for said in files if said[0] != "H")
 
 
 def _ask_git(folder: Path, *words: str) -> list[str]:
     """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return []
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, env=_variables())
+    # Commands that the settings of the repository name are not run.
+    quiet = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
+    command = ["git", *quiet, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, env=_variables())
     said = " ".join(os.fsdecode(done.stderr).split())
     if "safe.directory" in said:  # which it says to set
         raise UserError(f"git refuses to read {folder}: {said}")
@@ -164,7 +170,11 @@ def _copy_commits(folder: Path, into: Path) -> None:
     """
     inside = ["-C", str(into)]
     for command in (
-        ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
+        # Not by another name of the user's, and without the objects of another repository, which a container lacks.
+        [
+            *("-c", "clone.defaultRemoteName=origin", "clone", "--quiet", "--bare", "--dissociate"),
+            *("--", str(folder), str(into / ".git")),
+        ],
         [*inside, "config", "core.bare", "false"],
         [*inside, "remote", "remove", "origin"],
         [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
