@@ -133,9 +133,11 @@ class _Apart:
         os.close(write)
 
     def is_heard(self, seconds: float) -> bool:
-        """Whether it says within that time that it is ready, or was measured; else it is stopped."""
+        """Whether it says within that time that it is ready, or was measured; else it is stopped. One that has ended
+        says nothing, at once.
+        """
         if select.select([self.said], [], [], max(seconds, 0))[0]:
-            return bool(os.read(self.said, 1))  # nothing once it has ended
+            return bool(os.read(self.said, 1))
         self.late = f"it was stopped after {time.perf_counter() - self.started:.0f} s"
         os.killpg(self.process.pid, signal.SIGKILL)
         return False
@@ -179,16 +181,15 @@ def _side_by_side(
         group = [_Apart(name, gpu, asked, output) for name, gpu in pairs]
         for to_come in reversed(range(asked.count("--mode") or len(MODES[device]))):
             until = _within(preparing, end)
-            ready = {x: x.is_heard(until - time.perf_counter()) for x in group}
+            for each in group:
+                each.is_heard(until - time.perf_counter())
             for place in range(0, len(group), len(gpus)):  # of each GPU one
                 turn = group[place : place + len(gpus)]
                 for each in turn:
-                    if ready[each]:
-                        each.go_on()
+                    each.go_on()
                 until = _within(MEASURING, end)
                 for each in turn:
-                    if ready[each]:
-                        each.is_heard(until - time.perf_counter())
+                    each.is_heard(until - time.perf_counter())
                     if not to_come:
                         yield from each.records()
 
