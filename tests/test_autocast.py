@@ -174,6 +174,7 @@ def test_compiled(device: str) -> None:
 # -- calls that nobody cast: of registered operators, as captured programs make them -------------
 
 
+@pytest.mark.every(4, "name", "dtype")
 @by_dtype
 @by_device
 @pytest.mark.parametrize("name", REGISTERED)

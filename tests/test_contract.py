@@ -173,7 +173,7 @@ INPUTS: dict[str, Callable[[Tensor], Any]] = {
 @by_options
 @pytest.mark.parametrize("layout", INPUTS)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
-@pytest.mark.every(3, "way", "layout", "options", "name")
+@pytest.mark.every(6, "way", "layout", "options", "name")
 def test_layers(grad: bool, layout: str, options: dict[str, Any], name: str, device: str) -> None:
     modules = pair(name, device, **options)
     input = INPUTS[layout](random(TIME, BATCH, FEATURES, device=device))
@@ -215,7 +215,7 @@ def test_a_rectifier_passes_gradients_at_nan(name: str) -> None:
     ids=["sorted", "unsorted", "equal", "one", "two"],
 )
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "states"])
-@pytest.mark.every(3, "way", "lengths", "options", "name")
+@pytest.mark.every(6, "way", "lengths", "options", "name")
 def test_packed(
     given: bool,
     lengths: tuple[int, ...],
@@ -299,6 +299,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(2, "way", "name")
 @by_module
 @pytest.mark.parametrize("how", IN_PLACE)
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -399,6 +400,7 @@ WRONG: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(2, "way", "name")
 @by_module
 @pytest.mark.parametrize("what", WRONG)
 def test_other_inputs(what: str, name: str) -> None:
@@ -685,6 +687,7 @@ PARAMETRIZED: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
+@pytest.mark.every(4, "way", "how", "name")
 @by_module
 @pytest.mark.parametrize("how", PARAMETRIZED)
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
@@ -741,7 +744,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @by_layer
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "after_a_call"])
-@pytest.mark.every(2, "late", "change", "name")
+@pytest.mark.every(4, "late", "change", "name")
 def test_layers_that_change(late: bool, change: str, name: str) -> None:
     modules, input = pair(name, num_layers=2), input_of(name)
     state = states_of(name, 2, BATCH, STATE)
@@ -1057,7 +1060,7 @@ def test_jit_of_packed_sequences(name: str) -> None:
 
 @by_module
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "script"])
-@pytest.mark.every(6, "way", "dynamo", "name")
+@pytest.mark.every(7, "way", "dynamo", "name")
 def test_onnx(dynamo: bool, name: str) -> None:
     """Row 9: the same graph, without an operator of ours."""
     onnx = pytest.importorskip("onnx", reason="exports to ONNX, but finds no onnx")
@@ -1108,7 +1111,7 @@ def test_what_compiled_code_asks_of_a_layer(ask: str) -> None:
 @by_module
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(6, "way", "dynamic", "name")
+@pytest.mark.every(7, "way", "dynamic", "name")
 def test_compiled(dynamic: bool, name: str) -> None:
     ours, theirs = pair(name)
     run = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic)
@@ -1205,7 +1208,7 @@ def test_exported(dtype: torch.dtype, name: str) -> None:
 @by_module
 @pytest.mark.parametrize("what", ["complex", "float32", "features", "rank"])
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(6, "way", "what", "name")
+@pytest.mark.every(8, "way", "what", "name")
 def test_compiled_calls_that_are_not_plain(what: str, name: str) -> None:
     dtype = torch.complex64 if what == "complex" else torch.float64
     input = input_of(name).to(dtype)

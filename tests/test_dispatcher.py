@@ -32,6 +32,7 @@ from operators import (
     by_case,
     by_device,
     by_dtype,
+    by_few_operators,
     by_operator,
     gradients,
     maker,
@@ -70,7 +71,7 @@ def opcheck(name: str, calls: Iterable[Call], thorough: bool) -> None:
         torch.library.opcheck(overload(name), call.arguments, dict(call.keywords), **checks)
 
 
-@pytest.mark.every(4, "name", "dtype")
+@pytest.mark.every(8, "name", "dtype")
 @by_dtype
 @by_device
 @by_registered
@@ -86,7 +87,7 @@ def test_opcheck(name: str, device: str, dtype: torch.dtype, thorough: bool) -> 
         for x in DIFFERENTIABLE
     ],
 )
-@pytest.mark.every(2, "name")
+@pytest.mark.every(3, "name")
 def test_opcheck_with_gradients(name: str, device: str, thorough: bool) -> None:
     calls = REGISTERED[name](maker(device))
     opcheck(name, (call.requiring_grad() for call in calls), thorough)
@@ -94,10 +95,13 @@ def test_opcheck_with_gradients(name: str, device: str, thorough: bool) -> None:
 
 @by_device
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_of_gradients(name: str, device: str) -> None:
+def test_gradients_of_gradients(name: str, device: str, thorough: bool) -> None:
     """Of the operators that compiled backwards call, in both modes."""
     call = next(REGISTERED[name](maker(device, torch.float64))).requiring_grad()
-    assert torch.autograd.gradcheck(overload(name), call.arguments, check_forward_ad=True)
+    fast = not thorough  # all elements at once
+    assert torch.autograd.gradcheck(
+        overload(name), call.arguments, check_forward_ad=True, fast_mode=fast
+    )
 
 
 # -- without data --------------------------------------------------------------------------------
@@ -230,7 +234,7 @@ def test_compile_with_inductor(operator: Operator, device: str) -> None:
     assert_same_when_compiled(operator, operator.inputs("odd", device, torch.float32), "inductor")
 
 
-@by_operator
+@by_few_operators
 @pytest.mark.usefixtures("dynamo")
 def test_compile_of_strided_inputs(operator: Operator) -> None:
     inputs = tuple(transposed(tensor) for tensor in operator.inputs("small"))
@@ -238,7 +242,7 @@ def test_compile_of_strided_inputs(operator: Operator) -> None:
 
 
 @by_device
-@by_operator
+@by_few_operators
 @pytest.mark.usefixtures("dynamo")
 def test_compile_without_gradients(operator: Operator, device: str) -> None:
     inputs = operator.inputs("small", device)
@@ -326,7 +330,7 @@ def test_compile_of_out_that_becomes_an_input(backend: str, device: str) -> None
     torch.testing.assert_close(compiled(b), power(b))
 
 
-@by_operator
+@by_few_operators
 @pytest.mark.usefixtures("dynamo")
 def test_compile_for_any_batch_size(operator: Operator) -> None:
     """One compilation serves every batch size, forward and backward."""

@@ -98,7 +98,7 @@ def test_gradients_in_a_batch(operator: Operator, device: str) -> None:
     torch.testing.assert_close(at_once, expected)
 
 
-@pytest.mark.every(4, "operator", "case", "dtype")
+@pytest.mark.every(8, "operator", "case", "dtype")
 @by_dtype
 @by_device
 @by_case

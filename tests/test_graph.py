@@ -230,6 +230,7 @@ def test_models_that_were_not_taken_compile_as_before() -> None:
     torch.testing.assert_close(found, Packs()(*inputs))
 
 
+@pytest.mark.slow
 def test_a_compiler_that_comes_later() -> None:
     """Somebody may have asked before whether it is there."""
     code = """
@@ -261,6 +262,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(2, "form")
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="this torch ends a graph at tolist")
 @pytest.mark.parametrize("form", FORMS)
 def test_lengths_that_are_made_within_a_graph(form: str) -> None:
@@ -589,7 +591,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_models_divided_among_processes(how: str, tmp_path: Path) -> None:
     script = tmp_path / "divided.py"
     script.write_text(DIVIDED)

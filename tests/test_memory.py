@@ -136,14 +136,14 @@ def assert_no_growth(device: str, calls: int, call: Callable[[], object]) -> Non
 @by_device
 @by_way
 @by_few_operators
-@pytest.mark.every(2, "way", "operator")
+@pytest.mark.every(4, "way", "operator")
 def test_no_growth(operator: Operator, way: Way, device: str) -> None:
     inputs = operator.inputs("small", device, torch.float32, requires_grad=True)
     towards = upstream(operator(*inputs))
     assert_no_growth(device, CALLS, lambda: way(operator, inputs, towards))
 
 
-@pytest.mark.every(2, "way", "operator")
+@pytest.mark.every(4, "way", "operator")
 @by_device
 @by_other_way
 @pytest.mark.parametrize(

@@ -331,6 +331,7 @@ def assert_named_or_right(
         assert_as_accurate_as_eager(name, *values, ulps=4 * operator.ulps)
 
 
+@pytest.mark.every(2, "name")
 @by_device
 @by_registered
 @given(data=st.data())

@@ -130,6 +130,7 @@ def test_state_dicts_go_both_ways(name: str) -> None:
         assert_same(copied, theirs, torch.randn(TIME, FEATURES))
 
 
+@pytest.mark.every(3, "name")
 @by_layer
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_and_exported(name: str) -> None:

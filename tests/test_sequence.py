@@ -653,6 +653,7 @@ def test_a_thousand_steps(
         assert error <= 3 * eager_error, f"{name}: error {error:.3g}, eager's {eager_error:.3g}"
 
 
+@pytest.mark.every(2, "options", "operator")
 @by_device
 @by_options_of_a_call
 @by_sequence

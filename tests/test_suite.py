@@ -147,7 +147,9 @@ def test_one_of_some_combinations_runs(suite: Path) -> None:
         ([], ["test_some.py"]),
         pytest.param(["."], ["test_some.py"], marks=pytest.mark.slow),
         pytest.param(["tools"], ["tools/test_more.py"], marks=pytest.mark.slow),
-        (["tools/test_more.py::test_it"], ["tools/test_more.py"]),
+        pytest.param(
+            ["tools/test_more.py::test_it"], ["tools/test_more.py"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_tests_of_the_tools_run_when_asked_for(

@@ -20,7 +20,7 @@ from operators import (
     Operator,
     Tensors,
     by_device,
-    by_operator,
+    by_few_operators,
     gradients,
     lltm_inputs,
     upstream,
@@ -30,7 +30,7 @@ THREADS = 4
 
 
 @by_device
-@by_operator
+@by_few_operators
 def test_same_values_as_alone(operator: Operator, device: str) -> None:
     """Forward and backward, half of the calls large enough for several threads of their own."""
     cases = ["odd", "odd", "odd", "threaded"] * 2

@@ -88,11 +88,15 @@ def code_of(page: Path) -> str:
     return "\n".join(blocks(page, "python"))
 
 
+def is_slow(page: Path) -> bool:
+    return "own_cell" in code_of(page) or page.stem in ("bfloat16", "questions", "speech-model")
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        # A cell of one's own is compiled.
-        pytest.param(page, id=str(page), marks=[pytest.mark.slow] * ("own_cell" in code_of(page)))
+        # A cell of one's own is compiled, and some pages train or compile models.
+        pytest.param(page, id=str(page), marks=[pytest.mark.slow] * is_slow(page))
         for page in PAGES
         if code_of(page) and page != TUTORIAL
     ],

@@ -582,7 +582,11 @@ setup(name="NAME", version="1.0", py_modules=["fetched"], cmdclass={"build_py": 
             "flash_attn",
             'set FLASH_ATTENTION_FORCE_BUILD = "TRUE" and FLASH_ATTN_CUDA_ARCHS = "{sm}" in',
         ),
-        ("tinyops", "set what makes it compile (often NAME_FORCE_BUILD) in `environment` of"),
+        pytest.param(
+            "tinyops",
+            "set what makes it compile (often NAME_FORCE_BUILD) in `environment` of",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_finished_library_is_no_build(
@@ -692,9 +696,10 @@ PyMODINIT_FUNC PyInit_plain(void) { return PyModule_Create(&plain); }
     ("command", "message"),
     [
         ("cp {wheel} {dest}", r"platform_tag: its tag is linux_x86_64, but auditwheel proves many"),
-        (
+        pytest.param(
             "auditwheel --version",
             r"the option `repair` left 0 wheels in {dest}, but one is expected",
+            marks=pytest.mark.slow,
         ),
         (
             "cp {whl} {dest}",

@@ -229,7 +229,11 @@ def test_what_the_systems_python_links_with_is_caught(
 
 @pytest.mark.parametrize(
     "options",
-    [["-O2"], ["-O2", "-flto"], pytest.param(["-O3", "-ffast-math"], marks=pytest.mark.slow)],
+    [
+        pytest.param(["-O2"], marks=pytest.mark.slow),
+        ["-O2", "-flto"],
+        pytest.param(["-O3", "-ffast-math"], marks=pytest.mark.slow),
+    ],
 )
 def test_library_takes_nothing_that_an_old_system_lacks(
     commands: Path, tmp_path: Path, options: list[str]

@@ -675,6 +675,7 @@ def served(builds: Builds, repository: Path, tmp_path: Path) -> Iterator[Farm]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_installers_take_what_fits_from_the_address_of_a_cuda_and_a_torch(
     served: Farm, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -458,7 +458,9 @@ def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
 @pytest.mark.parametrize(
     ("requires", "text", "said"),
     [
-        ("some-of-nobody<2", "", "some-of-nobody was not found"),
+        pytest.param(
+            "some-of-nobody<2", "", "some-of-nobody was not found", marks=pytest.mark.slow
+        ),
         ("helper<1", "import helper", "depends on helper<1, we can conclude"),
     ],
 )

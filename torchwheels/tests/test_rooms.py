@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +78,8 @@ def test_a_face_has_what_another_room_or_a_user_of_the_package_takes(room: str) 
     assert [x for x in face if x not in taken and f"{room}.{x}" not in texts] == []
 
 
-def imported_of_any(path: Path) -> Iterator[tuple[str, str]]:
+@functools.cache
+def imported_of_any(path: Path) -> list[tuple[str, str]]:
     """The same of a file that is not the tool's."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield from ((str(node.module), x.name) for x in node.names)
+    nodes = [x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, ast.ImportFrom)]
+    return [(str(node.module), x.name) for node in nodes for x in node.names]

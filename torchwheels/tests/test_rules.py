@@ -456,9 +456,9 @@ def test_a_library_may_call_cuda_without_gpu_code_of_its_own(forge: Forge, code:
 @pytest.mark.parametrize(
     ("codes", "lacking"),
     [
-        (("sm_90", "compute_90"), "8.0"),
+        pytest.param(("sm_90", "compute_90"), "8.0", marks=pytest.mark.slow),
         (("sm_80", "sm_90"), "9.0 as PTX"),
-        (("compute_90",), "8.0, 9.0"),
+        pytest.param(("compute_90",), "8.0, 9.0", marks=pytest.mark.slow),
     ],
     ids=["an architecture", "PTX", "machine code"],
 )

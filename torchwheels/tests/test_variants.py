@@ -366,6 +366,7 @@ def test_uv_without_variants_refuses_them(served: Served) -> None:
     assert "there is no version of tinyops==1.0+cu124" in served.uv(wanted, driver=driver)
 
 
+@pytest.mark.slow
 def test_pip_never_takes_a_variant(served: Served) -> None:
     refused = "No matching distribution found for tinyops"
     assert refused in served.pip("simple", "tinyops")
@@ -394,7 +395,9 @@ def test_page_offers_the_line_for_every_machine_first(served: Served) -> None:
     assert "uv can do this from 0.13.9 on, pip cannot yet" in page
 
 
-@pytest.mark.parametrize("yanked", ["1.0", "1.0+cu130.torch2.13"])
+@pytest.mark.parametrize(
+    "yanked", ["1.0", pytest.param("1.0+cu130.torch2.13", marks=pytest.mark.slow)]
+)
 def test_what_is_withdrawn_is_taken_only_where_it_is_named(tmp_path: Path, yanked: str) -> None:
     reason = "wrong <sums>"
     with serve(tmp_path, ("3.11-cpu", "3.11-cu130"), {yanked: reason}) as served:
