@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def load_hypothesis_profile(thorough: bool) -> None:
     # Times differ from machine to machine, and the same commit is to give the same verdict.
-    settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
+    settings.register_profile("quick", max_examples=20, derandomize=True, deadline=None)
     settings.register_profile("thorough", max_examples=300, deadline=None, database=None)
     settings.load_profile("thorough" if thorough else "quick")
 

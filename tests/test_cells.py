@@ -456,6 +456,7 @@ def start(code: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_after_a_killed_compile(tmp_path: Path) -> None:
     """The lock of a process that has died does not block others."""
     compiler = tmp_path / "compiler"

@@ -633,12 +633,13 @@ torch.testing.assert_close(traced(a), a.add(0.5).floor())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "missing",
     [
-        pytest.param({*BYPASS}, id="bypass", marks=pytest.mark.slow),
+        pytest.param({*BYPASS}, id="bypass"),
         pytest.param({*_private.IN_USE} - {*BYPASS}, id="others"),
-        *(pytest.param({name}, id=name, marks=pytest.mark.slow) for name in _private.IN_USE),
+        *(pytest.param({name}, id=name) for name in _private.IN_USE),
     ],
 )
 def test_without_private_names(missing: set[str]) -> None:

@@ -512,6 +512,7 @@ WITHIN = [checkpointed, with_func, with_vmap, autocast_inside]
 
 
 @pytest.mark.parametrize("program", WITHIN, ids=lambda it: it.__name__)
+@pytest.mark.every(2, "program")
 def test_what_acts_on_a_layer_within_a_graph(program: Callable[..., Tensor]) -> None:
     dtype = torch.float32 if program is autocast_inside else torch.float64
     theirs = nn.LSTM(FEATURES, STATE, dtype=dtype)
