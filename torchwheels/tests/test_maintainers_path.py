@@ -99,6 +99,27 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     assert said == ([(*counts, sha256(wheel))] if counts else [])
 
 
+def test_a_record_is_of_the_file_that_was_tested(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build may put another one in its place meanwhile."""
+    wheel, source = forge.wheel(), sources_with_tests(tmp_path / "source", "")
+    tested = sha256(wheel)
+
+    def run_here(options: object, target: object, folder: Path, *_: object) -> int:
+        wheel.write_bytes(b"another")
+        record = {"device": "CPU", "passed": 1, "failed": 0, "skipped": 0}
+        (folder / testing.RECORD).write_text(json.dumps(record))
+        return 0
+
+    monkeypatch.setattr(testing, "install", lambda *_: None)
+    monkeypatch.setattr(testing, "run_here", run_here)
+    options = project.load(source / "pyproject.toml")
+    cli.pipeline.test(options, forge.target, wheel, source, tmp_path / "dist", None)
+    (record,) = (tmp_path / "dist" / "tests").glob("*/*.json")
+    assert json.loads(record.read_text())["sha256"] == tested
+
+
 @pytest.mark.parametrize("paths", ['"tests"', '"tests/test_it.py", ".", "tests"'])
 def test_links_lead_to_the_same_file_and_copy_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: str

@@ -6,6 +6,7 @@ in containers (containers.py), which do the same steps there. A finished wheel i
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -128,6 +129,8 @@ def test(
     """Runs the project's tests on a wheel, and keeps their record in `dist`; an error says that they fail."""
     testing.check_paths(options, source)
     with scratch() as folder:
+        # A build may put another file in its place before the tests end.
+        wheel = Path(shutil.copyfile(wheel, folder / wheel.name))
         asked = arguments, require_gpu, folder
         if engine:
             code = containers.run_tests(engine, options, target, wheel, source, *asked)
