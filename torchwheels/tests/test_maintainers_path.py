@@ -345,6 +345,30 @@ def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path)
     assert {x: x.read_bytes() for x in made.rglob("*") if x.is_file()} == before
 
 
+def test_there_is_an_index_whenever_one_is_made_anew(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed between two names leaves none, and the next run clears what is left beside it away."""
+    forge.wheel()
+    made = tmp_path / "site"
+    site.make_site(tmp_path / "dist", made, project.Project())
+    before = made.stat().st_ino
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("it was away"))
+    site.make_site(tmp_path / "dist", made, project.Project())
+    assert made.stat().st_ino != before
+    assert {x.name for x in tmp_path.iterdir()} == {"dist", "site"}
+
+
+def test_a_file_system_that_cannot_exchange_folders(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge.wheel()
+    monkeypatch.setattr(site, "exchanged", lambda *_: False)
+    for _ in range(2):
+        site.make_site(tmp_path / "dist", tmp_path / "site", project.Project())
+    assert (tmp_path / "site" / "index.html").is_file()
+
+
 def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
     forge.wheel()
     made = tmp_path / "site"
@@ -603,6 +627,7 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(site, "exchanged", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         site.make_site(tmp_path / "dist", made, project.Project())
     assert {x: x.stat().st_ino for x in made.rglob("*")} == before

@@ -29,7 +29,16 @@ from packaging.version import Version
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, minor, numbers, recorded, releases
-from torchwheels.system import MARK, as_json, check_writable, machines, scratch, sha256, write_text
+from torchwheels.system import (
+    MARK,
+    as_json,
+    check_writable,
+    exchanged,
+    machines,
+    scratch,
+    sha256,
+    write_text,
+)
 from torchwheels.wheel import metadata_of, serves, variants
 
 Json: TypeAlias = dict[str, Any]
@@ -113,20 +122,20 @@ def replaced(site: Path) -> Iterator[Path]:
     with scratch(site.parent, ".site-") as work:
         new = work / "new"
         new.mkdir()
-        yield new
-        (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
-        new.chmod(0o755)
-        old = work / "old"
         lock = os.open(site.parent, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes an index here waits
+            yield new
+            (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
             _check_replaceable(site, new)
-            if site.exists():
-                site.rename(old)
-            new.rename(site)
+            if not site.exists():
+                new.rename(site)
+            elif not exchanged(new, site):
+                site.rename(work / "old")
+                new.rename(site)
         finally:
-            if old.exists() and not site.exists():  # Ctrl-C between the two
-                old.rename(site)
+            if (work / "old").exists() and not site.exists():  # Ctrl-C between the two
+                (work / "old").rename(site)
             os.close(lock)
 
 

@@ -5,6 +5,7 @@ from torchwheels.system.files import (
     MARK,
     as_json,
     check_writable,
+    exchanged,
     marked,
     read_json,
     scratch,
@@ -16,7 +17,7 @@ from torchwheels.system.machines import AARCH64, X86_64, Machine
 from torchwheels.system.output import DEBUG, masked, without_userinfo
 
 __all__ = [
-    "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "as_json", "cache", "check_writable", "machines", "marked",
-    "masked", "output", "processes", "read_json", "sandbox", "scratch", "sha256", "whole", "without_userinfo",
+    "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "as_json", "cache", "check_writable", "exchanged", "machines",
+    "marked", "masked", "output", "processes", "read_json", "sandbox", "scratch", "sha256", "whole", "without_userinfo",
     "write_text",
 ]  # fmt: skip

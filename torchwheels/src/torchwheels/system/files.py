@@ -1,6 +1,7 @@
 """Files of this tool's own, and of others: which are whose, and how one is written and hashed."""
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -73,6 +74,16 @@ def check_writable(folder: Path, option: str) -> None:
         raise UserError(
             f"`{option}` names {folder}, where nothing can be written ({error.strerror}): name another folder"
         ) from None
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and linux/fs.h
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Has two folders change their places, in which there is one at any time; not all file systems can do that."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # not every libc has it
+    places = _AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other)
+    return rename is not None and rename(*places, _RENAME_EXCHANGE) == 0
 
 
 @contextlib.contextmanager
