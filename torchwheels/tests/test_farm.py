@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import http.server
 import json
@@ -22,10 +23,10 @@ import pytest
 
 from conftest import ROOT
 from test_variants import Served, _index_torches, _Quiet, do_not_audit, forge_target, published
-from torchwheels import build, cli
+from torchwheels import build, cli, sources
 from torchwheels.build import toolchain
 from torchwheels.environments import virtual
-from torchwheels.errors import BuildError, UserError
+from torchwheels.errors import BuildError, RefusedError, UserError
 from torchwheels.farm import building, config, wanted
 from torchwheels.farm import published as state
 from torchwheels.options import project, releases
@@ -207,6 +208,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     return found
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
 PROJECT = 'source = "tinyops"\ntargets = ["3.10-cpu", "3.11-cpu", "3.12-cpu"]'
 PUBLISHED = 'index = "site"\n' + FILES
 
@@ -526,6 +528,53 @@ def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     listed = Path("site/cpu/torch2.13/simple/tinyops/index.html").read_text()
     assert listed.count(f"https://example.org/{first}/tinyops") == 2
     assert listed.count(f"https://example.org/{again}/tinyops") == 1
+
+
+@pytest.mark.usefixtures("one_project")
+def test_a_published_file_keeps_its_content(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the index was lost, or another farm lays out its files in the same folder."""
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    farm("index", "--release=release")
+    (wheel,) = Path("release").glob("*/*+*.whl")
+    wheel.write_text("published")
+    shutil.rmtree("site")
+    with pytest.raises(SystemExit) as ended:
+        farm("index", "--release=release")
+    assert ended.value.code == RefusedError.code
+    said = rf"^torchwheels: {re.escape(str(wheel))} is there already, with another content, .*: take it away if nob"
+    assert re.match(said, capsys.readouterr().err)
+    assert wheel.read_text() == "published"
+    assert not Path("site").exists()
+
+
+@pytest.mark.usefixtures("one_project")
+def test_files_are_whole_and_come_before_the_index_that_names_them(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copyfile(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:10])
+        raise OSError(errno.ENOSPC, "full")
+
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    monkeypatch.setattr(sources, "fetch", lambda *_: sources.Fetched(Path(), "sha256:0"))
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    with pytest.raises(SystemExit, match=r"the disk of .*release/.* is full"):
+        farm("index", "--release=release")
+    assert not [x for x in Path("release").rglob("*") if x.is_file()]
+    assert not Path("site").exists()
+
+
+@pytest.mark.usefixtures("one_project")
+def test_two_that_make_an_index_at_once_lose_nothing(builds: Builds, tmp_path: Path) -> None:
+    dists = ["3.10", "3.11", "3.12"]
+    for python in dists:
+        farm("build", "--backend=local", f"--only=tinyops * {python}-*", f"--dist={python}")
+    command = [sys.executable, "-m", "torchwheels", "farm", "index"]
+    running = [subprocess.Popen([*command, x], env=ENVIRONMENT) for x in dists]
+    assert [x.wait() for x in running] == [0, 0, 0]
+    assert len(state.read("site")) == 3
 
 
 def test_newer_sources_that_call_their_wheel_the_same_take_its_place(

@@ -7,7 +7,6 @@ import fnmatch
 import itertools
 import json
 import re
-import shutil
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from torchwheels.audit import reports
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.farm import building, config, listing, published
 from torchwheels.farm.published import Known, Row
 from torchwheels.farm.wanted import Wanted, of_farm
+from torchwheels.index import kept, site
 from torchwheels.options import numbers
 from torchwheels.run import engines
-from torchwheels.system import check_writable, output
+from torchwheels.system import check_writable, output, sha256
 
 _MOST_JOBS = 256  # of a matrix on GitHub
 
@@ -146,8 +146,8 @@ def _minutes(text: str) -> float:
 def _index(given: argparse.Namespace) -> None:
     farm = config.load(given.farm)
     if given.release:
-        release, site = given.release.resolve(), given.site.resolve()
-        if site in (release, *release.parents):
+        release = given.release.resolve()
+        if given.site.resolve() in (release, *release.parents):
             raise UserError(
                 f"`--release` names {given.release}, a part of the index {given.site}: name a folder beside it"
             )
@@ -158,11 +158,11 @@ def _index(given: argparse.Namespace) -> None:
             print(f"torchwheels: there is no folder {folder}: it is left out", file=sys.stderr)
     built = {folder: [*published.in_folder(folder)] for folder in given.dist}
     new = itertools.chain.from_iterable(built.values())
-    rows = listing.merged(published.read(farm.index), new, wanted, lost)
-    listing.make(farm, rows, wanted, lost, given.site)
-    if given.release:
-        for folder, found in built.items():
-            _lay_out([x for x in found if x in rows], folder, given.release)
+    with site.replaced(given.site) as folder:  # what it says stays so until then
+        rows = listing.merged(published.read(farm.index), new, wanted, lost)
+        for dist, found in built.items() if given.release else ():
+            _lay_out([x for x in found if x in rows], dist, given.release)
+        listing.make(farm, rows, wanted, lost, folder)
     wheels = sum("failed" not in x for x in rows)
     print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")
 
@@ -175,8 +175,14 @@ def _lay_out(rows: Sequence[Row], dist: Path, release: Path) -> None:
     """Puts the files of new wheels into the folders of their tags: the wheels, what lies beside them, their reports."""
     for row in (x for x in rows if "failed" not in x):
         folder = release / row["farm"]["tag"]
-        folder.mkdir(parents=True, exist_ok=True)
         for path in published.files_of(row, dist):
-            shutil.copy(path, folder)
-            shutil.copy(path.with_name(f"{path.name}.metadata"), folder)
-        shutil.copy(reports.report_file(dist / row["wheel"]), folder)
+            for file in (path, path.with_name(f"{path.name}.metadata")):
+                there = folder / file.name
+                if there.exists() and sha256(there) != sha256(file):
+                    raise RefusedError(
+                        f"{there} is there already, with another content, and what is published keeps its own: take it "
+                        "away if nobody has it, or name another folder (`--release`)"
+                    )
+                kept.copy_whole(file, there)
+        report = reports.report_file(dist / row["wheel"])
+        kept.copy_whole(report, folder / report.name)

@@ -85,7 +85,7 @@ def _of_one_name(first: Row, later: Row) -> Row:
 def make(
     farm: Farm, rows: Sequence[Row], wanted: Sequence[Wanted], lost: Mapping[str, str], folder: Path
 ) -> None:
-    """Makes the index in `folder` anew."""
+    """Makes the index in `folder`, which is empty."""
     yanked = {each.name: each.options.yanked for each in farm.projects}
     wheels = [
         {**x, "yanked": site.why_yanked(x["version"], yanked.get(x["farm"]["project"], {}))}
@@ -94,13 +94,12 @@ def make(
     ]
     wheels.sort(key=lambda x: (x["name"], Version(x["version"])))
     serving = Serving()
-    with site.replaced(folder) as new:
-        site.write_listings(new, _listings(farm.files, wheels, serving, new))
-        state = json.dumps({"rows": [*rows]}, separators=(",", ":"))
-        write_text(new / FILE, f"{state}\n")
-        write_text(new / "search.json", pages.searched(wheels, serving))
-        addresses = {x["wheel"]: _address(farm.files, x, x) for x in wheels}
-        pages.write(rows, addresses, wanted, lost, new)
+    site.write_listings(folder, _listings(farm.files, wheels, serving, folder))
+    state = json.dumps({"rows": [*rows]}, separators=(",", ":"))
+    write_text(folder / FILE, f"{state}\n")
+    write_text(folder / "search.json", pages.searched(wheels, serving))
+    addresses = {x["wheel"]: _address(farm.files, x, x) for x in wheels}
+    pages.write(rows, addresses, wanted, lost, folder)
 
 
 def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> site.Listings:

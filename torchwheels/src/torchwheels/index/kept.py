@@ -67,7 +67,7 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        _copy_whole(finished, refused)
+        copy_whole(finished, refused)
         raise type(error)(f"{error}{KEPT}{refused}") from None
 
 
@@ -109,9 +109,9 @@ def publish(finished: Path, dist: Path) -> Path:
                 flush=True,
             )
         else:
-            _copy_whole(variant, place)
-    _copy_whole(reports.report_file(finished), dist / reports.report_file(finished).name)
-    return _copy_whole(finished, there)
+            copy_whole(variant, place)
+    copy_whole(reports.report_file(finished), dist / reports.report_file(finished).name)
+    return copy_whole(finished, there)
 
 
 _MADE_ANEW = re.compile(r".*\.(report\.json|failed\.json|metadata|refused)|(builds|tests|docs)/.*")
@@ -137,7 +137,7 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
                     "one of their targets a label of its own, or leave it out"
                 )
             copied[dist / name] = file
-    return [_copy_whole(file, there) for there, file in copied.items()]
+    return [copy_whole(file, there) for there, file in copied.items()]
 
 
 def _target_of(path: Path) -> str:
@@ -145,7 +145,7 @@ def _target_of(path: Path) -> str:
     return str((wheel.read(path).record or {}).get("target", ""))
 
 
-def _copy_whole(finished: Path, target: Path) -> Path:
+def copy_whole(finished: Path, target: Path) -> Path:
     """Copies `finished` to `target`, where it appears whole or not at all."""
     with whole(target) as file:
         shutil.copyfile(finished, file)
