@@ -22,7 +22,7 @@ from torchwheels.index import site
 from torchwheels.index.kept import kept_if_refused, publish
 from torchwheels.options import project, releases
 from torchwheels.run import testing
-from torchwheels.system import sha256
+from torchwheels.system import MARK, sha256
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -281,16 +281,22 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     assert error.value.code == RefusedError.code
     assert "has the name of a file with another content, " in capsys.readouterr().err
     assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"
-    for name in ("setup.py", "a.report.json", "b.json"):
-        (tmp_path / "one" / name).write_text("theirs")
-        (dist / name).write_text("mine")
-    with pytest.raises(SystemExit):
-        cli.main(["merge", *parts[:2], f"--dist={dist}"])
-    assert {x.read_text() for x in dist.glob("*.json")} == {"mine", "one", "two"}
-    (tmp_path / "one" / "setup.py").unlink()
-    (tmp_path / "one" / "b.json").unlink()
+    for name in ("setup.py", "a.report.json", "b.json", "builds/notes.txt", "tests/test_a.py"):
+        for place, text in ((tmp_path / "one", "theirs"), (dist, "mine")):
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_text(text)
+        with pytest.raises(SystemExit):
+            cli.main(["merge", *parts[:2], f"--dist={dist}"])
+        assert (dist / name).read_text() == "mine"
+        (tmp_path / "one" / name).unlink()
+    name = "a-1-py3-none-any.report.json"
+    for place, text in ((dist, "mine"), (tmp_path / "one", "theirs")):
+        (place / name).write_text(text)
+    (tmp_path / "one" / MARK).touch()  # which would have no sources be here
+    (dist / MARK).unlink()
     cli.main(["merge", *parts[:2], f"--dist={dist}"])
-    assert (dist / "a.report.json").read_text() == "theirs"
+    assert (dist / name).read_text() == "theirs"
+    assert not (dist / MARK).exists()
     assert [(dist / x).read_text() for x in ("setup.py", "b.json")] == ["mine", "mine"]
 
 

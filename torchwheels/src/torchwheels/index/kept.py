@@ -14,7 +14,7 @@ from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Project, Target, minor
 from torchwheels.sources import Fetched
-from torchwheels.system import as_json, marked, read_json, sandbox, sha256, whole, write_text
+from torchwheels.system import MARK, as_json, marked, read_json, sandbox, sha256, whole, write_text
 from torchwheels.wheel import variants
 
 
@@ -114,27 +114,32 @@ def publish(finished: Path, dist: Path) -> Path:
     return copy_whole(finished, there)
 
 
-_MADE_ANEW = re.compile(r".*\.(report\.json|failed\.json|metadata|refused)|(builds|tests|docs)/.*")
+_WHEEL = r"[^/-]+(-[^/-]+){4,6}"
+_MADE_ANEW = re.compile(
+    rf"(.+/)?{_WHEEL}\.(report\.json|whl\.metadata|whl\.refused)|[^/]+(-[^/]+){{2,}}\.failed\.json|"
+    r"builds/[0-9a-f]{16}\.json|tests/[^/]+/[0-9a-f]{12}-[^/]+\.json|docs/.*"
+)
 
 
 def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
     """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies.
 
-    Reports and records are of the last folder. Nothing else is replaced: `dist` may have files of somebody.
+    Reports, records and documentation are of the last folder. Nothing else is replaced: `dist` may have files of
+    somebody, of whom no mark of a folder makes it ours.
     """
     marked(dist)
     copied: dict[Path, Path] = {}
     for part in parts:
         if not part.is_dir():
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
-        for file in (x for x in sorted(part.rglob("*")) if x.is_file()):
+        for file in (x for x in sorted(part.rglob("*")) if x.is_file() and x.name != MARK):
             name = file.relative_to(part)
             there = copied.get(dist / name, dist / name)
             anew = _MADE_ANEW.fullmatch(str(name)) and there.is_file()
             if not anew and there.exists() and (there.is_dir() or sha256(there) != sha256(file)):
                 raise RefusedError(
-                    f"{file} has the name of a file with another content, {there}: a name has one content, so give "
-                    "one of their targets a label of its own, or leave it out"
+                    f"{file} has the name of a file with another content, {there}: a name has one content, so delete "
+                    "the older one, or give one of their targets a label of its own, or leave it out"
                 )
             copied[dist / name] = file
     return [copy_whole(file, there) for there, file in copied.items()]
