@@ -12,11 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import TextIO
 
 import pytest
 
 from conftest import ROOT
 from torchwheels import __version__, build, cli, system
+from torchwheels.environments import torch, virtual
+from torchwheels.options import releases
 from torchwheels.system.cache import size
 
 
@@ -119,6 +122,32 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
         cli.main(["clean", "nothing"])
     cli.main(["clean"])
     assert not [path for path in cache.glob("*/*") if path.is_dir()]
+
+
+def test_who_waits_for_a_folder_has_it_after_it_was_removed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def removed_meanwhile(lock: TextIO, how: int) -> None:
+        shutil.rmtree(cache / "build" / "x", ignore_errors=True)
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    with system.cache.locked("build/x") as folder:
+        assert folder.is_dir()
+
+
+def test_ctrl_c_is_said_though_nothing_is_there_to_clear_away(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(virtual, "make", interrupted)
+    target = releases.load().target("3.11-cpu")
+    with pytest.raises(KeyboardInterrupt):
+        torch._install_torch(target, sys.executable, virtual.Environment(cache / "none"))
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:

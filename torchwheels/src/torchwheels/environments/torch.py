@@ -105,8 +105,8 @@ def _install_torch(target: Target, python: str, environment: Environment) -> Non
         # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
         install(environment, [torch_requirement(target)], _variables(target, home))
     except BaseException:
-        # A partial installation is useless, and may have filled the disk.
-        shutil.rmtree(home)
+        # A partial installation is useless, and may have filled the disk. What cannot go now does with the next.
+        shutil.rmtree(home, ignore_errors=True)
         raise
 
 

@@ -50,7 +50,7 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
     Where one does now, and this shall not `wait`, BlockingIOError is raised.
     """
     folder = own() / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,6 +59,7 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
                 raise
             print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(exist_ok=True)  # only now: who had the lock may have removed it
         yield folder
 
 
