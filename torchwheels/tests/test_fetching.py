@@ -193,6 +193,82 @@ def test_archive_with_another_hash_is_refused(only_index: Path, tmp_path: Path) 
         sources.fetch("some-project==1.5", tmp_path / "copy")
 
 
+@pytest.mark.usefixtures("only_index")
+def test_a_withdrawn_release_is_taken_if_its_version_is_named(
+    only_index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = only_index.read_text().replace("<a ", '<a data-yanked="it is wrong" ')
+    only_index.write_text(page)
+    assert files(sources.fetch("some-project==1.5", tmp_path / "copy").folder) == ARCHIVED
+    assert "some_project-1.5.tar.gz was withdrawn: it is wrong\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no index that pip is configured for has sources of some-"):
+        sources.fetch("some-project>=1.5", tmp_path / "again")
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """An index whose answers are none: the path says which."""
+
+    def do_GET(self) -> None:
+        body = ODD[self.path.split("/")[1]]
+        is_page = body.startswith(b"<")
+        self.send_response(200)
+        kind = "text/html" if is_page else "application/vnd.pypi.simple.v1+json"
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+ODD = {
+    "cut": b'{"files": [',
+    "list": b"[]",
+    "null": b'{"files": null}',
+    "deep": b"[" * 100_000,
+    "address": b'<a href="http://[::1/x-1.tar.gz">x-1.tar.gz</a>',
+    "latin": b"<a href='/x-1.tar.gz'>\xe9</a>",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_answer_that_nobody_can_read_is_one_sentence(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/{kind}")
+        with pytest.raises(UserError) as caught:
+            sources.fetch("x==1", tmp_path / "copy")
+        server.shutdown()
+    assert re.match(r"an index .* says of x what cannot be read \(", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5h://127.0.0.1:1"),
+        ("HTTPS_PROXY", "ftp://x"),
+        ("HTTPS_PROXY", "http://[::1"),
+        ("PIP_PROXY", "ftp://x"),
+        ("PIP_CERT", "/nothing"),
+        ("PIP_TRUSTED_HOST", "a:b:c"),
+    ],
+)
+def test_a_proxy_or_a_certificate_that_is_none_is_named(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://localhost:9/simple")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"^nothing can be fetched with the proxy, .*: correct"):
+        sources.fetch("x==1", tmp_path / "copy")
+
+
+def test_the_proxy_of_pip_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://nowhere.invalid/simple")
+    monkeypatch.setenv("PIP_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"nowhere\.invalid does not answer \(.*refused"):
+        sources.fetch("x==1", tmp_path / "copy")
+
+
 class Private(http.server.SimpleHTTPRequestHandler):
     """An index that asks for a password, and has moved."""
 

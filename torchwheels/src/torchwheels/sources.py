@@ -358,15 +358,19 @@ def _download(requirement: Requirement, folder: Path) -> Path:
     """
     finder = _finder()
     try:
-        with _answering():
-            best, _, candidates = finder.find_best_match(requirement, allow_yanked=False)
-        found = {Version(each.version or "0") for each in candidates}
-        _check_found(requirement, found)
+        with _answering(requirement):
+            # Withdrawn ones only where the version is named, as pip.
+            best, _, candidates = finder.find_best_match(requirement)
         if best is None:
+            offered = (x for x in candidates if x.link.yank_reason is None)
+            found = {Version(each.version or "0") for each in offered}
+            _check_found(requirement, found)
             newest = f"the newest versions are {', '.join(map(str, sorted(found)[:-4:-1]))}"
             raise UserError(f"there are no sources of {requirement}: {newest}")
         print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
-        with _answering():
+        if best.link.yank_reason is not None:
+            print(f"torchwheels: {best.link.filename} was withdrawn: {best.link.yank_reason}")
+        with _answering(requirement):
             return download_link(finder.session, best.link, folder, best.link.hash_option)
     except (UnpackError, FileNotFoundError) as error:
         raise UserError(
@@ -377,7 +381,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 def on_index(requirement: Requirement) -> dict[Version, str]:
     """The versions that an index has sources of, each with the hash of these, or where it says none, the address."""
-    with _answering():
+    with _answering(requirement):
         packages = _finder().find_matches(requirement, allow_yanked=False, allow_prereleases=True)
     _check_found(requirement, packages)
     found = {}
@@ -396,29 +400,53 @@ def _check_found(requirement: Requirement, found: Collection[object]) -> None:
         )
 
 
+# What reading an index raises where that is none.
+_UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError)
+
+
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def _answering(requirement: Requirement) -> Iterator[None]:
     try:
         yield
-    except UnicodeDecodeError:
-        raise UserError(
-            "the file with the passwords of addresses (~/.netrc, or the one that NETRC names) is no UTF-8"
-        ) from None
     except httpx2.RequestError as error:
         raise UserError(
             f"{error.request.url.host} does not answer ({error}): check the network and pip's "
             "configuration, or name a folder or an archive"
+        ) from None
+    except _UNREADABLE as error:
+        raise UserError(
+            f"an index that pip is configured for says of {requirement.name} what cannot be read ({error}): check its "
+            "address, or name a folder or an archive"
         ) from None
 
 
 def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
-    context = ssl.create_default_context(cafile=settings.get("cert"))
+    passwords = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    with contextlib.suppress(OSError):
+        try:
+            passwords.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(
+                f"the file with the passwords of addresses ({passwords}) is no UTF-8"
+            ) from None
+    cert, proxy = settings.get("cert"), settings.get("proxy")
     trusted = settings.get("trusted-host", "").split()
-    session = PyPIClient(
-        verify=context, timeout=_TIMEOUT, follow_redirects=True, trusted_hosts=trusted
-    )
+    try:
+        context = ssl.create_default_context(cafile=cert)
+        session = PyPIClient(
+            verify=context,
+            timeout=_TIMEOUT,
+            follow_redirects=True,
+            trusted_hosts=trusted,
+            proxy=proxy,
+        )
+    except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise UserError(
+            "nothing can be fetched with the proxy, the certificates or the trusted hosts that pip's configuration and "
+            f"variables such as ALL_PROXY name ({error}): correct them; a proxy is http://HOST:PORT"
+        ) from None
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
     kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
     return PackageFinder(session, index_urls=urls, **kind)  # type: ignore[arg-type]  # of unearth's own
