@@ -164,7 +164,8 @@ def test_a_project_that_nobody_can_look_up_stops_no_other(repository: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"rows": 5}', '{"rows": ["x"]}', '{"rows": [{"farm": {}}]}', "[]", "5"]
+    "text",
+    ["", '{"rows": 5}', '{"rows": ["x"]}', '{"rows": [{"farm": {}}]}', "[]", "5", "[" * 100_000],
 )
 def test_a_state_of_another_kind_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / state.FILE).write_text(text)
@@ -696,6 +697,28 @@ def test_an_index_that_does_not_answer_builds_nothing_anew(tmp_path: Path) -> No
     with pytest.raises(UserError, match="without that all would be built again"):
         state.read("http://127.0.0.1:9/farm")
     assert state.read(str(tmp_path)) == []
+
+
+def test_an_address_with_no_index_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be mistyped, or private by now: the next index would lack all that there was."""
+    handler = functools.partial(_Quiet, directory="/nothing")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        rows = state.read(f"http://127.0.0.1:{server.server_port}/farm")
+        server.shutdown()
+    assert rows == []
+    said = "/farm/farm.json is not there (404): nothing counts as published yet\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_a_farm_in_its_project_has_the_name_of_that(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    Path("package").mkdir()
+    for source in (".", "./", "../tinyops/.", "package/.."):
+        (entry,) = written(Path(), f'source = "{source}"').projects
+        assert entry.name == "tinyops"
 
 
 class Farm(Served):

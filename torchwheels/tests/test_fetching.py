@@ -10,6 +10,7 @@ import http.server
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tarfile
 import threading
@@ -322,6 +323,17 @@ def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(UserError, match=r"127\.0\.0\.1 does not answer \(.*refused"):
         sources.fetch("some-project", tmp_path / "copy")
+
+
+def test_a_server_of_git_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [x.replace("Time=60", "Time=1") for x in sources._LIMITS]
+    monkeypatch.setattr(sources, "_LIMITS", limits)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"git+http://127.0.0.1:{server.getsockname()[1]}/x@v1"
+        with pytest.raises(UserError, match=r"git cannot fetch .*too slow"):
+            sources.fetch(url, tmp_path / "copy")
 
 
 def test_commit_is_cloned(folder: Path, tmp_path: Path) -> None:

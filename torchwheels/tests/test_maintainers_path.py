@@ -250,7 +250,7 @@ def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "5", '{"tests": 5}', '{"options": {"tests": "\\ud800"}}', "\xe9"]
+    "text", ["[]", "5", '{"tests": 5}', '{"options": {"tests": "\\ud800"}}', "\xe9", "[" * 100_000]
 )
 def test_a_report_of_another_kind_is_written_anew(forge: Forge, text: str) -> None:
     wheel = forge.wheel()

@@ -33,6 +33,12 @@ from torchwheels.system import MARK, processes, sandbox, scratch, sha256
 
 EXPECTED = "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or `git+URL@COMMIT`"
 _TIMEOUT = 60  # seconds without an answer
+_LIMITS = (
+    "-c",
+    "http.lowSpeedLimit=1",
+    "-c",
+    f"http.lowSpeedTime={_TIMEOUT}",
+)  # git has none of its own
 _LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
 
 # In a hook of git they name its repository, whatever folder a command is for.
@@ -330,7 +336,7 @@ def _variables() -> dict[str, str]:
 def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
     """What git prints; an error says what it was for."""
     try:
-        done = processes.ask(["git", *arguments], env=_variables())
+        done = processes.ask(["git", *_LIMITS, *arguments], env=_variables())
     except FileNotFoundError:
         raise UserError(f"there is no `git` command to {purpose}: install git") from None
     if done.returncode != 0:

@@ -40,7 +40,11 @@ class Entry:
         if source.startswith("git+"):
             address = re.split(r"@(?=[^/:]*$)", source)[0]
             name = name or address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-        return canonicalize_name(name or re.split(r"[\s<>=!~\[;]", Path(source).name)[0])
+        assert self.options.file is not None
+        last = Path(source).name
+        if not re.search(r"\w", last):  # of `.` or `..`
+            last = (self.options.file.parent / source).resolve().name
+        return canonicalize_name(name or re.split(r"[\s<>=!~\[;]", last)[0])
 
 
 class Settings(project.Table, frozen=True):

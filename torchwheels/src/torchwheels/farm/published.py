@@ -23,6 +23,8 @@ from torchwheels.wheel import variants
 FILE = "farm.json"
 FAILED = ".failed.json"
 """How the name ends of a file that says why there is no wheel."""
+# What reading raises where something else is there.
+_NO_DATA = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _TIMEOUT = 60  # seconds without an answer
 _OF_A_REPORT = (
     "wheel", "sha256", "size", "name", "version", "tags", "variant", "build", "works_with", "requires",
@@ -117,11 +119,15 @@ def read(place: str) -> list[Row]:
     try:
         if place.startswith(("http://", "https://")):
             answer = httpx2.get(address, timeout=_TIMEOUT, follow_redirects=True)
-            said = {"rows": []} if answer.status_code == 404 else answer.raise_for_status().json()
+            if answer.status_code == 404:
+                why = "is not there (404): nothing counts as published yet"
+                print(f"torchwheels: {address} {why}", file=sys.stderr)
+                return []
+            said = answer.raise_for_status().json()
         else:
             said = read_json(Path(address)) if Path(address).exists() else {"rows": []}
         found: list[Row] = [checked(x) for x in said["rows"]]
-    except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, OSError, *_NO_DATA) as error:
         raise UserError(
             f"{address} does not say which wheels there are ({error}), and without that all would be built again: "
             "check the address and the network"

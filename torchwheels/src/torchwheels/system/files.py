@@ -116,7 +116,10 @@ def read_json(path: Path) -> Any:
     """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
     json.dumps(found, ensure_ascii=False).encode()  # `\\ud800` is half a character
     return found
 
