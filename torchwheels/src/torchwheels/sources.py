@@ -33,12 +33,8 @@ from torchwheels.system import MARK, processes, sandbox, scratch, sha256
 
 EXPECTED = "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or `git+URL@COMMIT`"
 _TIMEOUT = 60  # seconds without an answer
-_LIMITS = (
-    "-c",
-    "http.lowSpeedLimit=1",
-    "-c",
-    f"http.lowSpeedTime={_TIMEOUT}",
-)  # git has none of its own
+# git has none of its own.
+_LIMITS = ("-c", "http.lowSpeedLimit=1", "-c", f"http.lowSpeedTime={_TIMEOUT}")
 _LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
 
 # In a hook of git they name its repository, whatever folder a command is for.
