@@ -78,6 +78,8 @@ def test_fields_that_are_given_are_kept() -> None:
     [
         ("{", "expected a case as JSON, such as '{\"units\": 3}'"),
         ('{"size": 3}', "a case has no size, but cell, call, precision"),
+        ('{"cell": "rnn_tanh"}', "cell of a case is never 'rnn_tanh': see tools/fuzz/cases.py"),
+        ('{"batch": "one"}', "batch of a case is never 'one'"),
     ],
 )
 def test_what_is_no_case(text: str, message: str) -> None:

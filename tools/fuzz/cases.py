@@ -168,6 +168,13 @@ def from_json(text: str) -> dict[str, Any]:
         raise UserError(f"expected a case as JSON, such as {example!r}: {error}") from None
     if unknown := sorted(found.keys() - FIELDS.keys()):
         raise UserError(f"a case has no {', '.join(unknown)}, but {', '.join(FIELDS)}")
+    for name, value in found.items():
+        try:
+            FIELDS[name].metadata["simpler"](value)
+        except (ValueError, TypeError):
+            raise UserError(
+                f"{name} of a case is never {value!r}: see tools/fuzz/cases.py"
+            ) from None
     return found
 
 
