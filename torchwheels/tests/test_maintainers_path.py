@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -298,6 +299,38 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     assert (dist / name).read_text() == "theirs"
     assert not (dist / MARK).exists()
     assert [(dist / x).read_text() for x in ("setup.py", "b.json")] == ["mine", "mine"]
+
+
+def test_a_merge_leaves_nothing_out_in_silence(tmp_path: Path) -> None:
+    part, dist = tmp_path / "part", tmp_path / "dist"
+    for name, make in (
+        ("gone-1-py3-none-any.whl", lambda path: path.symlink_to("nowhere")),
+        ("pipe-1-py3-none-any.whl", os.mkfifo),
+    ):
+        part.mkdir()
+        (part / "a-1-py3-none-any.whl").touch()
+        make(part / name)
+        with pytest.raises(SystemExit, match=rf"^torchwheels: {part}/{name} is no file, or a link"):
+            cli.main(["merge", str(part), f"--dist={dist}"])
+        assert not [*dist.glob("*.whl")]
+        shutil.rmtree(part)
+
+
+@pytest.mark.parametrize("second", ["two", "dist"])
+@pytest.mark.parametrize(("one", "other"), [("x.whl", "x.whl/y"), ("x.whl/y", "x.whl")])
+def test_a_file_and_a_folder_of_one_name_are_not_merged_by_half(
+    one: str, other: str, second: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (Path("one", "a.whl"), Path("one", one), Path(second, other)):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    (tmp_path / "two").mkdir(exist_ok=True)
+    dist = tmp_path / "dist"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["merge", str(tmp_path / "one"), str(tmp_path / "two"), f"--dist={dist}"])
+    assert ended.value.code == RefusedError.code
+    assert "x.whl" in (said := capsys.readouterr().err) and "File exists" not in said
+    assert not (dist / "a.whl").exists()
 
 
 def test_a_command_without_a_source_is_about_the_project_here(
