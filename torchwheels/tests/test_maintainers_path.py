@@ -24,6 +24,7 @@ from torchwheels.index.kept import kept_if_refused, publish
 from torchwheels.options import project, releases
 from torchwheels.run import testing
 from torchwheels.system import MARK, sha256
+from torchwheels.wheel import metadata_of
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -406,6 +407,40 @@ def test_a_file_system_that_cannot_exchange_folders(
     for _ in range(2):
         site.make_site(tmp_path / "dist", tmp_path / "site", project.Project())
     assert (tmp_path / "site" / "index.html").is_file()
+
+
+def test_index_is_in_no_folder_that_it_copies_or_cannot_replace(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist = forge.wheel().parent
+    (dist / "docs").mkdir()
+    (tmp_path / "link").symlink_to(dist / "docs")
+    for place in (dist / "docs" / "site", tmp_path / "link" / "a" / "site"):
+        with pytest.raises(UserError, match=r"a part of the documentation .*/docs: name a folder"):
+            site.make_site(dist, place, project.Project())
+    assert not [*(dist / "docs").iterdir()]
+    (tmp_path / "site").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda _: True)
+    with pytest.raises(UserError, match=r"^`--site` names .*/site, a mount point, .*: name one in"):
+        site.make_site(dist, tmp_path / "site", project.Project())
+
+
+def test_index_names_the_metadata_of_its_own_copy(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build may put another wheel in the place of the one that was copied."""
+    wheel = forge.wheel()
+    old, hash_of = metadata_of(wheel), site.sha256
+
+    def built_again(path: Path) -> str:
+        forge.summary = "another one"
+        forge.wheel()
+        return hash_of(path)
+
+    monkeypatch.setattr(site, "sha256", built_again)
+    site.make_site(wheel.parent, tmp_path / "site", project.Project())
+    assert metadata_of(wheel) != old
+    assert (tmp_path / "site" / "wheels" / f"{wheel.name}.metadata").read_bytes() == old
 
 
 def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
+    if (dist / "docs").resolve() in site.resolve().parents:  # which would be copied into itself
+        raise UserError(
+            f"`--site` names {site}, a part of the documentation {dist / 'docs'}: name a folder beside it"
+        )
     projects: dict[str, list[Json]] = {}
     found = audit.read_reports(dist, own)
     for report in sorted(found, key=lambda x: Version(x["version"])):
@@ -162,6 +166,10 @@ def _check_replaceable(site: Path, new: Path) -> None:
             f"{site} holds {other}, which no index of torchwheels has written: name another folder (`--site`), "
             "or take it away"
         )
+    if site.is_mount():
+        raise UserError(
+            f"`--site` names {site}, a mount point, whose place no other folder can take: name one in it"
+        )
     for wheel in new.glob("wheels/*.whl"):
         earlier = site / "wheels" / wheel.name
         if earlier.is_file() and sha256(earlier) != sha256(wheel):
@@ -201,7 +209,7 @@ def _copy(file: Json, report: Json, own: Path, folder: Path) -> Json:
     shutil.copyfile(path, folder / path.name)
     if sha256(folder / path.name) != file["sha256"]:
         raise UserError(f"{path} was built again meanwhile: make the index again")
-    return entry(file, report, quote(path.name), write_metadata(path, folder))
+    return entry(file, report, quote(path.name), write_metadata(folder / path.name, folder))
 
 
 def write_metadata(path: Path, folder: Path) -> str:
