@@ -280,6 +280,7 @@ def test_a_failure_is_noted_and_stops_nothing(
 
     builds.fails = {"3.10-cpu": refuse, "3.11-cpu": lambda: os.kill(os.getpid(), signal.SIGKILL)}
     farm("build", "--backend=local")
+    assert "torchwheels: 1 of 3 wheels are done, 2 failed\n" in capsys.readouterr().out
     assert builds.built == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
     farm("index")
     # What cannot be built is left alone, what died is tried again.
@@ -610,6 +611,30 @@ def test_one_name_for_two_wanted_wheels_is_a_failure_of_the_later(
     *_, failure = json.loads(Path("site/farm.json").read_text())["rows"]
     assert failure["farm"]["project"] == "two"
     assert re.match(r"^one \w+ has published another tinyops-\S+\.whl: ", failure["failed"])
+
+
+@pytest.mark.parametrize("runs", [[1, 2], [2]])
+def test_one_name_for_two_wheels_in_one_folder_is_a_failure_of_the_first(
+    runs: list[int], builds: Builds, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    repository: Path,
+) -> None:  # fmt: skip
+    """The later one has its place, and of the first nobody would know."""
+    tables = [f'source = "{name}"\ntargets = ["3.11-cpu"]' for name in ("one", "two")]
+    for name in ("one", "two"):
+        shutil.copytree(repository, tmp_path / name)
+    for count in runs:
+        written(tmp_path, *tables[:count], first=PUBLISHED)
+        farm("build", "--backend=local")
+    said = capsys.readouterr().out
+    assert re.search(r"one \w+ 3\.11-cpu: another wheel of its name, .* in dist: an index ha", said)
+    done = "1 of 1 wheels are done" if runs == [1, 2] else "1 of 2 wheels are done, 1 failed"
+    assert said.endswith(f"torchwheels: {done}\n")
+    farm("build", "--backend=local")
+    assert builds.built == ["3.11-cpu"] * 2
+    farm("index")
+    wheel, failure = state.read("site")
+    assert (wheel["farm"]["project"], failure["farm"]["project"]) == ("two", "one")
+    assert missing(capsys) == []
 
 
 def test_a_wheel_that_two_tables_ask_for_is_named(repository: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection
@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torchwheels import __version__, sources
 from torchwheels.audit import reports
-from torchwheels.errors import UserError, of_code
+from torchwheels.errors import RefusedError, UserError, of_code
+from torchwheels.farm.listing import ONE_NAME
 from torchwheels.farm.published import Known, Row, files_of, note_failure, row_of
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
@@ -68,6 +69,24 @@ def build(wanted: Sequence[Wanted], published: Sequence[Row], known: Known, run:
         del left[each.key]
     _bound(cache.place() / "compiled", run.cache * 1e9)
     return [*left]
+
+
+def overwritten(
+    wanted: Iterable[Wanted], published: Container[object], known: Known, dist: Path
+) -> Iterator[Wanted]:
+    """Notes as failures those whose place in `dist` another wheel of their name has taken.
+
+    But of what is `published`, by its hash, there is a file elsewhere.
+    """
+    for each in wanted:
+        row = known.wheel(each)
+        if not row or row["sha256"] in published:
+            continue
+        if read_json(reports.report_file(dist / row["wheel"])).get("farm") != row["farm"]:
+            took = f"another wheel of its name, {row['wheel']}, took its place in {dist}"
+            print(f"torchwheels: {each.key}: {took}: {ONE_NAME}", flush=True)
+            note_failure(row["farm"], RefusedError(f"{took}: {ONE_NAME}"), dist)
+            yield each
 
 
 def _told(wanted: Wanted, published: Sequence[Row]) -> Row:

@@ -121,7 +121,11 @@ def _build(given: argparse.Namespace) -> None:
     seconds = given.minutes * 60 if given.minutes else float("inf")
     run = building.Run(given.dist, engine, seconds, farm.cache, bool(given.rebuild))
     left = building.build(found, rows, known, run)
-    print(f"torchwheels: {len(found) - len(left)} of {len(found)} wheels are done")
+    gone = [*building.overwritten(wanted, hashes, known, given.dist)]
+    done = sum(known.wheel(x) is not None and x not in gone for x in found)
+    failed = len(found) - len(left) - done
+    said = f", {failed} failed" if failed else ""
+    print(f"torchwheels: {done} of {len(found)} wheels are done{said}")
 
 
 def _is_in(shard: tuple[int, int], wanted: Wanted) -> bool:

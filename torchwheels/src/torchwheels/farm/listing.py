@@ -26,6 +26,9 @@ from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.system import write_text
 
+ONE_NAME = "an index has one file of a name; where both are wanted, a patch (`patches`) can raise the version of one"
+"""What to say of two wheels of one name."""
+
 
 def merged(
     published: Iterable[Row], new: Iterable[Row], wanted: Iterable[Wanted], lost: Container[str]
@@ -75,10 +78,7 @@ def _is_unwanted(row: Row, current: Container[tuple[str, str, str]], lost: Conta
 
 def _of_one_name(first: Row, later: Row) -> Row:
     project, version, _ = _key(first)
-    why = (
-        f"{project} {version} has published another {later['wheel']}: an index has one file of a name; "
-        "where both are wanted, a patch (`patches`) can raise the version of one"
-    )
+    why = f"{project} {version} has published another {later['wheel']}: {ONE_NAME}"
     return {"failed": why, "code": RefusedError.code, "farm": later["farm"]}
 
 
