@@ -117,11 +117,30 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
             assert said in capsys.readouterr().out
             assert (cache / name).is_dir()
     with pytest.raises(
-        SystemExit, match=r"nothing in .* is named nothing: `torchwheels env` lists"
+        SystemExit, match=r"nothing in .* is named 'nothing': `torchwheels env` lists"
     ):
         cli.main(["clean", "nothing"])
     cli.main(["clean"])
     assert not [path for path in cache.glob("*/*") if path.is_dir()]
+
+
+def test_a_linked_part_is_emptied(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one on another disk, which stays there."""
+    disk = tmp_path / "disk"
+    (disk / "a").mkdir(parents=True)
+    (disk / "a" / "file").touch()
+    (disk / "file").touch()
+    (tmp_path / "mine").mkdir()
+    (disk / "link").symlink_to(tmp_path / "mine")
+    (cache / "compiled").symlink_to(disk)
+    cli.main(["clean"])
+    assert (cache / "compiled").is_symlink() and not [*disk.iterdir()]
+    assert (tmp_path / "mine").is_dir() and not (cache / "environments" / "two").exists()
+    assert "torchwheels: removed compiled, 0.0 GB" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"nothing in .* is named '': `torchwheels env` lists"):
+        cli.main(["clean", ""])
 
 
 def test_who_waits_for_a_folder_has_it_after_it_was_removed(

@@ -112,7 +112,7 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
     """Removes what the patterns name, and says of each what it was; what is in use stays."""
     names = [x for x in entries() if any(fnmatch.fnmatchcase(x, each) for each in patterns)]
     if patterns != ["*"] and not names:
-        named = f"nothing in {place()} is named {' or '.join(patterns)}"
+        named = f"nothing in {place()} is named {' or '.join(map(repr, patterns))}"
         raise UserError(f"{named}: `torchwheels env` lists what there is")
     freed = 0
     for name in names:
@@ -121,7 +121,11 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
             with locked(name, wait=False) as folder, lock.open("w") as used:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 taken = size(folder)
-                shutil.rmtree(folder)
+                for path in folder.iterdir():
+                    is_folder = path.is_dir() and not path.is_symlink()
+                    shutil.rmtree(path) if is_folder else path.unlink()
+                with contextlib.suppress(OSError):  # a link to another disk, or a mount point
+                    folder.rmdir()
         except BlockingIOError:
             yield f"kept {name}: another process uses it"
             continue
