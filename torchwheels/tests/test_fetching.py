@@ -23,6 +23,7 @@ import pytest
 
 from torchwheels import sources
 from torchwheels.errors import UserError
+from torchwheels.options import indexes
 from torchwheels.system import marked
 
 SETUP = "raise SystemExit('setup.py ran')\n"
@@ -640,3 +641,12 @@ def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
     found = sources.fetch(str(tmp_path / "x.zip"), tmp_path / "copy").folder
     modes = {path.name: path.stat().st_mode & 0o111 for path in found.iterdir()}
     assert modes["configure"] and not modes["setup.py"]
+
+
+@pytest.mark.parametrize("name", ["TIMEOUT", "NO_INPUT"])  # of which pip says the one on stdout
+def test_what_pip_cannot_read_is_said_with_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PIP_{name}", "x")
+    with pytest.raises(UserError, match=r"^pip cannot read its configuration: .*\bx\b"):
+        indexes.pip_settings("install")

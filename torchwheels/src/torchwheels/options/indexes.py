@@ -44,7 +44,8 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     """What it says, which follows from these variables."""
     done = processes.ask([sys.executable, "-m", "pip", "config", "list"])
     if done.returncode:
-        raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
+        why = " ".join((done.stderr + done.stdout).split())
+        raise UserError(f"pip cannot read its configuration: {why}")
     return done.stdout
 
 
