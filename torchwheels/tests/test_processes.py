@@ -194,6 +194,24 @@ def test_ctrl_c_in_a_terminal_prints_no_traceback(own_project: Path, tmp_path: P
     assert not left, "half an environment serves nobody"
 
 
+def test_signals_that_come_at_once_are_one_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a terminal is closed, and whoever started us ends us, too."""
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    before = {each: signal.signal(each, cli._stop) for each in processes.STOPPING}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.pthread_sigmask(signal.SIG_BLOCK, before)
+            for each in before:
+                os.kill(os.getpid(), each)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
+        os.kill(os.getpid(), signal.SIGTERM)  # does not interrupt what clears away
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert said == []
+
+
 def test_ctrl_c_need_not_wait_for_another_process(own_project: Path, tmp_path: Path) -> None:
     lock = tmp_path / "cache" / "build" / "3.11-cpu-own-project.lock"
     lock.parent.mkdir(parents=True)

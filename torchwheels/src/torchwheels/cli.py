@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _stop(number: int, frame: object) -> None:
     """Treats every termination signal like Ctrl-C, which cleans up; a second one does not interrupt that."""
     for each in processes.STOPPING:
-        signal.signal(each, signal.SIG_IGN)
+        signal.signal(each, lambda *_: None)  # SIG_IGN has Python complain of one that is pending
     raise KeyboardInterrupt
 
 
