@@ -73,7 +73,7 @@ def test_a_pipe_is_no_wheel(tmp_path: Path) -> None:
     [
         {"target": "3.11-cpu-torch"}, {"target": 3}, {"target": "3.12-cpu"}, {"target": "../3.11-cpu"},
         {"python": []}, {"python": "3.11<b>", "target": "3.11<b>-cpu"}, {"torch": "new"}, {"torch": None},
-        {"cuda": 13.0, "target": "3.11-cu130"}, {"architectures": [90]}, {"architectures": None},
+        {"torch": "3.0.0"}, {"cuda": 13.0, "target": "3.11-cu130"}, {"architectures": [90]}, {"architectures": None},
     ],
 )  # fmt: skip
 def test_a_build_record_that_names_no_target_is_refused(forge: Forge, said: dict[str, Any]) -> None:

@@ -85,6 +85,7 @@ def test_cuda_is_that_of_the_libraries_and_of_the_label(
 @pytest.mark.parametrize(
     ("tag", "torch", "message"),
     [
+        ("cp311-cp311", "2.13.9", r"torch 2\.13\.9 is not known; the releases that are: 2\.4, "),
         ("cp311-cp311", "1.13", r"torch 1\.13 is not known; the releases that are: 2\.4, 2\.5, "),
         (
             "cp39-cp39",

@@ -187,7 +187,6 @@ def recorded(record: Mapping[str, Any]) -> Target | None:
     """The target that a build record names, as that was on the day: the table may be another by now."""
     try:
         name, torch, cuda = record["target"], record["torch"], record["cuda"]
-        Version(torch)
         _, label, *_ = name.split("-")
         architectures = tuple(map(str.strip, record["architectures"]))
         target = Target(
@@ -199,7 +198,8 @@ def recorded(record: Mapping[str, Any]) -> Target | None:
             is_release=label == RELEASE,
             machine=machines.of_name(name),
         )
-        return target if _TARGET.fullmatch(target.name) and target.name == name else None
+        is_whole = _TARGET.fullmatch(target.name) and target.name == name
+        return target if is_whole and Version(torch).major == 2 else None  # as `admitted` takes it
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -250,7 +250,8 @@ class Releases:
         """The release of that minor version."""
         with contextlib.suppress(InvalidVersion):
             for torch in self.torches:
-                if minor(torch.version) == minor(version):
+                own = numbers(torch.version)
+                if own[:2] <= numbers(version) <= own:  # no patch release that is to come
                     return torch
         known = ", ".join(minor(torch.version) for torch in self.torches)
         raise UserError(f"torch {version} is not known; the releases that are: {known}")
