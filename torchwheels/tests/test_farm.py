@@ -281,6 +281,7 @@ def test_a_failure_is_noted_and_stops_nothing(
     builds.fails = {"3.10-cpu": refuse, "3.11-cpu": lambda: os.kill(os.getpid(), signal.SIGKILL)}
     farm("build", "--backend=local")
     assert "torchwheels: 1 of 3 wheels are done, 2 failed\n" in capsys.readouterr().out
+    assert Path("dist", MARK).is_file()
     assert builds.built == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
     farm("index")
     # What cannot be built is left alone, what died is tried again.

@@ -95,10 +95,12 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
         options, forge.target, tmp_path / "tests", folder, [], require_gpu, results
     )
     assert found == code
-    testing.keep_record(results, wheel, forge.target, tmp_path / "dist", code)
-    records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
+    dist = tmp_path / "new"
+    testing.keep_record(results, wheel, forge.target, dist, code)
+    records = [json.loads(x.read_text()) for x in dist.glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, sha256(wheel))] if counts else [])
+    assert (dist / MARK).is_file() == bool(counts)
 
 
 def test_a_record_is_of_the_file_that_was_tested(
@@ -205,12 +207,13 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     with pytest.raises(UserError, match=message), kept_if_refused(wheel, dist):
         reports.check(reports.audited(wheel, project.Project()))
     assert kept.read_bytes() == wheel.read_bytes()
+    assert (dist / MARK).is_file()  # which has it count as no sources
     with pytest.raises(UserError, match="there is no wheel in"):
         reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with kept_if_refused(forge.wheel(), dist):
         reports.check(reports.audited(wheel, project.Project()))
-    assert [*dist.iterdir()] == []
+    assert [*dist.iterdir()] == [dist / MARK]
 
 
 @pytest.mark.usefixtures("read_in_own_process")

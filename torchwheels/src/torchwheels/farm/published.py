@@ -17,7 +17,7 @@ from torchwheels.errors import UserError
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.options import minor
-from torchwheels.system import as_json, read_json, sha256, write_text
+from torchwheels.system import as_json, marked, read_json, sha256, write_text
 from torchwheels.wheel import variants
 
 FILE = "farm.json"
@@ -169,7 +169,7 @@ def note_failure(told: Row, error: Exception, dist: Path) -> Row:
     """Says in `dist` why there is no wheel."""
     row = {"failed": str(error), "code": getattr(error, "code", 1), "farm": told}
     name = "-".join(told[key].replace("/", "-") for key in ("project", "version", "target"))
-    write_text(dist / f"{name}{FAILED}", as_json(row))
+    write_text(marked(dist) / f"{name}{FAILED}", as_json(row))
     return row
 
 

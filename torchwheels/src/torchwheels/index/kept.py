@@ -62,7 +62,7 @@ KEPT = "\n  the wheel is kept as "
 @contextlib.contextmanager
 def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
     """Keeps a refused wheel in `dist` for inspection, under a name that no installer accepts."""
-    refused = dist / f"{finished.name}.refused"
+    refused = marked(dist) / f"{finished.name}.refused"
     refused.unlink(missing_ok=True)
     try:
         yield

@@ -18,7 +18,7 @@ from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import TestsError, UserError
 from torchwheels.options import Project, Target
-from torchwheels.system import as_json, machines, processes, sandbox, sha256, write_text
+from torchwheels.system import as_json, machines, marked, processes, sandbox, sha256, write_text
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -184,7 +184,7 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
         return
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
-    destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
+    destination = marked(dist) / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
     # Of a run that died before, on whichever device.
     destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
     write_text(destination, as_json(record))
