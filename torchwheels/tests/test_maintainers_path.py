@@ -545,6 +545,27 @@ def test_text_is_text_everywhere(forge: Forge, tmp_path: Path) -> None:
     assert json.loads(report.read_text())["summary"] == "Monte Carlo — in Zürich"
 
 
+def test_names_that_a_build_cannot_write_are_said_to_be_of_the_locale(forge: Forge) -> None:
+    """A build audits in its own process; refused as unfit, the wheel would never be tried again."""
+    forge.files["tinyops/größe.txt"] = b""
+    code = """
+import pathlib, sys
+from torchwheels.audit import reports
+from torchwheels.errors import UserError
+from torchwheels.options import Project
+try:
+    reports._audited(pathlib.Path(sys.argv[1]), Project(), "")
+except UserError as error:
+    print(error.code, error)
+"""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src"), "LC_ALL": "C"}
+    variables |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, str(wheel := forge.wheel())]
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    said = f"1 {wheel.name} holds names that the locale has no characters for (ascii): set LC_ALL="
+    assert done.stdout.startswith(said)
+
+
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
     file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
     files = [{**file, "filename": "<b>.whl", "requires-python": None}]
