@@ -84,11 +84,17 @@ class TwoLayers(Tagger):
         return padded, last, output.data.sum(0), output.batch_sizes
 
 
+class Padding(Tagger):
+    def forward(self, input: Tensor, lengths: Any) -> Any:
+        return pad_packed_sequence(self.packed(input, lengths), batch_first=True)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "sorted": lambda: Tagger(num_layers=2, bidirectional=True),
     "unsorted": lambda: Tagger("GRU", is_sorted=False),
     "rnn": lambda: Tagger("RNN", is_sorted=False, bidirectional=True, bias=False),
     "states": lambda: LastStates(is_sorted=False),
+    "padding": lambda: Padding(is_sorted=False),
     "closure": lambda: Closure(is_sorted=False),
     "between": lambda: TwoLayers(is_sorted=False),
     "between_sorted": TwoLayers,
@@ -411,6 +417,30 @@ def test_lengths(batch_first: bool, how: str, device: str) -> None:
     for run in (ours, compiled):
         torch.testing.assert_close(run(input, states, lengths=lengths), expected)
     torch.testing.assert_close(ours(input, None, lengths)[1][0].shape, last[0].shape)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("lengths", [(7,), (7, 3)], ids=["one", "two"])
+@pytest.mark.parametrize("name", ["unsorted", "states", "padding"])
+def test_fewer_lengths_than_rows(name: str, lengths: tuple[int, ...], dynamic: bool | None) -> None:
+    """torch packs the first rows then, where it sorts them."""
+    torch.compiler.reset()
+    model, plain = pair(name)
+    input, _ = inputs_of(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for given in (torch.tensor(lengths), list(lengths)):
+        torch.testing.assert_close(compiled(input, given), plain(input, given))
+
+
+@pytest.mark.parametrize("lengths", [(7,), (7, 7, 3, 2, 1)], ids=["fewer", "more"])
+def test_another_number_of_sorted_lengths(lengths: tuple[int, ...]) -> None:
+    """torch's error."""
+    torch.compiler.reset()
+    model, _ = pair("sorted")
+    input, _ = inputs_of(model)
+    message = f"Expected `len\\(lengths\\)` to be equal to batch_size, but got {len(lengths)} "
+    with pytest.raises(RuntimeError, match=message):
+        torch.compile(model, backend="aot_eager")(input, torch.tensor(lengths))
 
 
 def test_the_switch_of_precision_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,13 +143,26 @@ def pack_padded_sequence(
         lengths = list(lengths) if are_numbers else torch.tensor(lengths)
     else:
         lengths = torch.as_tensor(lengths)
-    rows = input.transpose(0, 1) if batch_first else input
+    rows = _of_lengths(input.transpose(0, 1) if batch_first else input, lengths, enforce_sorted)
     message = "pack_padded_sequence: expected `lengths` from 1 to the number of steps of `input`"
     limits: dict[str, Any] = {"are_positive": True, "most": rows.shape[0]}
     given = lengths, rows.device, message
     sent = _in_graph.checked_lengths(*given, **limits, enforce_sorted=enforce_sorted)
     number = None if isinstance(lengths, Tensor) else sum(lengths)
     return PaddedSequence(rows, lengths, sent, number)
+
+
+def _of_lengths(rows: Tensor, lengths: Tensor | list[int], enforce_sorted: bool) -> Tensor:
+    """The rows that have lengths: where torch sorts them, the first ones."""
+    batch = rows.shape[1]
+    number = lengths.shape[0] if isinstance(lengths, Tensor) else len(lengths)
+    if not _private.is_known(number != batch):
+        return rows
+    if enforce_sorted or number > batch:
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {number} (batch_size={batch})"
+        )
+    return rows.narrow(1, 0, number)
 
 
 def pad_packed_sequence(
