@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,10 +201,10 @@ def test_signals_that_come_at_once_are_one_ctrl_c(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     before = {each: signal.signal(each, cli._stop) for each in processes.STOPPING}
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, before)
+        for each in before:  # to this thread: another one does not block them
+            signal.pthread_kill(threading.get_ident(), each)
         with pytest.raises(KeyboardInterrupt):
-            signal.pthread_sigmask(signal.SIG_BLOCK, before)
-            for each in before:
-                os.kill(os.getpid(), each)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
         os.kill(os.getpid(), signal.SIGTERM)  # does not interrupt what clears away
     finally:
