@@ -314,3 +314,21 @@ def test_ctrl_c_says_what_is_left(
         f"torchwheels: stopped; {cache} keeps what the next build can use (`torchwheels env` says how much, "
         "`torchwheels clean` removes it)",
     ]
+
+
+def test_who_waits_for_a_lock_hears_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A call that waits hears none that came just before it."""
+    answers = iter([False, False, True])
+
+    def flock(_: int, how: int) -> None:
+        assert how == fcntl.LOCK_EX | fcntl.LOCK_NB
+        if not next(answers):
+            raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    system.acquire(0, tmp_path)
+    assert next(answers, None) is None
+    said = f"torchwheels: waiting for another process that uses {tmp_path}\n"
+    assert capsys.readouterr().out == said

@@ -9,7 +9,6 @@ docs/             the documentation, where there is dist/docs
 """
 
 import contextlib
-import fcntl
 import hashlib
 import html
 import json
@@ -31,6 +30,7 @@ from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, minor, numbers, recorded, releases
 from torchwheels.system import (
     MARK,
+    acquire,
     as_json,
     check_writable,
     exchanged,
@@ -128,7 +128,7 @@ def replaced(site: Path) -> Iterator[Path]:
         new.mkdir()
         lock = os.open(site.parent, os.O_RDONLY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes an index here waits
+            acquire(lock, site)
             yield new
             (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
             _check_replaceable(site, new)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels.errors import UserError
-from torchwheels.system.files import MARK, marked
+from torchwheels.system.files import MARK, acquire, marked
 from torchwheels.system.output import in_columns
 
 PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
@@ -52,13 +52,10 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
     folder = own() / name
     folder.parent.mkdir(exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        try:
+        if wait:
+            acquire(lock.fileno(), folder)
+        else:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise
-            print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
         folder.mkdir(exist_ok=True)  # only now: who had the lock may have removed it
         yield folder
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,22 @@ def marked(folder: Path) -> Path:
 
 _SCRATCH = ".torchwheels-scratch"
 """A file in each folder of a run: the mark alone would be that of a folder with somebody's wheels, too."""
+
+
+def acquire(lock: int, used: Path) -> None:
+    """Takes the lock of `used`, however long another process has it.
+
+    It asks again and again: with a call that waits, a signal that came just before it would wait, too.
+    """
+    is_said = False
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_said:
+                print(f"torchwheels: waiting for another process that uses {used}", flush=True)
+            is_said = True
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
