@@ -230,7 +230,7 @@ def test_models_that_were_not_taken_compile_as_before() -> None:
 
     extops.LSTM(2, 3)
     inputs = torch.randn(3, 2), torch.tensor([3, 2])
-    with pytest.raises(Exception, match="function `pack_padded_sequence`"):
+    with pytest.raises(Exception, match=r"function `?pack_padded_sequence"):
         torch.compile(Packs(), backend="eager", fullgraph=True)(*inputs)
     found = torch.compile(Packs(), backend="eager")(*inputs)
     torch.testing.assert_close(found, Packs()(*inputs))
@@ -370,6 +370,7 @@ def test_one_step_is_the_operator_of_a_step(make: Any, device: str) -> None:
     assert ("_step." in names, "_sequence." in names) == (is_step, not is_step)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="this torch exports no packed input")
 @pytest.mark.parametrize("name", [pytest.param("sorted", marks=pytest.mark.slow), "between"])
 def test_exported_and_saved(name: str, tmp_path: Path) -> None:
     """And compiled ahead of time, for any lengths."""
