@@ -49,6 +49,7 @@ SECONDS_OF_A_CASE, SECONDS_OF_COMPILED = 1.0, 5.0
 ROUNDS = 3, 15
 SLICE = 5e-3
 LONG = 0.1
+"""Seconds of a sample from which on it is not warmed up."""
 PREPARING, MEASURING = 240.0, 60.0
 """The seconds that a process may take for each."""
 PROCESSES_OF_A_GPU = 6

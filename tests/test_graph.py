@@ -230,7 +230,8 @@ def test_models_that_were_not_taken_compile_as_before() -> None:
 
     extops.LSTM(2, 3)
     inputs = torch.randn(3, 2), torch.tensor([3, 2])
-    with pytest.raises(Exception, match=r"function `?pack_padded_sequence"):
+    refused = r"function `pack_padded_sequence`|'skip function pack_padded_sequence in file"
+    with pytest.raises(Exception, match=refused):
         torch.compile(Packs(), backend="eager", fullgraph=True)(*inputs)
     found = torch.compile(Packs(), backend="eager")(*inputs)
     torch.testing.assert_close(found, Packs()(*inputs))
