@@ -364,6 +364,7 @@ def lint(session: nox.Session) -> None:
         ".ci/run",
         "examples/foreign_wheel.sh",
         "torchwheels/src/torchwheels/build/wrappers/shell/compiler",
+        "torchwheels/src/torchwheels/build/wrappers/shell/cached_compiler",
         "torchwheels/src/torchwheels/build/wrappers/shell/nvcc_launcher",
     )
     session.run("shellcheck", *scripts)

@@ -692,6 +692,32 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"
 
 
+def test_the_compiler_cache_is_called_alike_by_builds_of_other_targets(tmp_path: Path) -> None:
+    """And so finds what they have compiled, but not what another compiler has."""
+    said = 'compiler=$1; cat "$compiler"; shift; printf "%s|" "$@"; exec "$compiler" "$@"'
+    (tmp_path / "cache").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "cache").chmod(0o755)
+    host = toolchain.host_compiler(machines.here())
+
+    def called(folder: Path, version: str) -> str:
+        folder.mkdir()
+        (folder / "x.c").touch()
+        named = dataclasses.replace(host, version=version)
+        launcher = str(tmp_path / "cache")
+        commands = toolchain.make_wrappers(folder / "bin", named, {folder: "/here"}, launcher)
+        command = [str(commands / "gcc"), "-g", "-c", "x.c"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+        made = (folder / "x.o").read_bytes()
+        assert b"/here" in made
+        assert os.fsencode(folder) not in made
+        return done.stdout
+
+    one = called(tmp_path / "one", "gcc 12")
+    assert one.endswith(f'exec {host.cc} "$@"\n-g|-c|x.c|')
+    assert called(tmp_path / "two", "gcc 12") == one
+    assert called(tmp_path / "three", "gcc 13") != one
+
+
 def test_host_compiler_under_nvcc_is_not_called_through_the_compiler_cache(tmp_path: Path) -> None:
     """A cache that is called below its own call may refuse that, as sccache does, or wait for itself."""
     log = tmp_path / "log"

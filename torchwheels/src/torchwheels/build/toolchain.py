@@ -217,10 +217,16 @@ def make_wrappers(
     flag = "-fno-canonical-system-headers"
     lines += [f'case ${{0##*/}} in *clang*) ;; *) flags="$flags {flag}" ;; esac']
     lines += ["case ${0##*/} in"]
+    # The cache goes by the text of the compiler that it calls: all builds shall have the same.
+    (commands / "cached").mkdir()
+    with_flags = (WRAPPERS / "shell" / "cached_compiler").read_text()
     for name, path in _compilers(compiler).items():
         lines += [f"    {name}) compiler={shlex.quote(path)} ;;"]
         shutil.copy(WRAPPERS / "shell" / "compiler", commands / name)
         (commands / name).chmod(0o755)
+        last = f'# {compiler.version}\nexec {shlex.quote(path)} "$@"\n'
+        (commands / "cached" / name).write_text(with_flags + last)
+        (commands / "cached" / name).chmod(0o755)
     (commands / "settings").write_text("\n".join([*lines, "esac", ""]))
     return commands
 
@@ -237,6 +243,8 @@ def find_launcher(folder: Path, work: Path) -> str:
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache of a build in `work` keep its files in `kept`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
+    # What another target's build has compiled of the same text serves this one.
+    found["SCCACHE_BASEDIRS"] = str(work)
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
     return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 
