@@ -88,14 +88,18 @@ def code_of(page: Path) -> str:
     return "\n".join(blocks(page, "python"))
 
 
+# They train or compile models.
+SLOW_PAGES = ("bfloat16", "compile", "questions", "speech-model")
+
+
 def is_slow(page: Path) -> bool:
-    return "own_cell" in code_of(page) or page.stem in ("bfloat16", "questions", "speech-model")
+    return "own_cell" in code_of(page) or page.stem in SLOW_PAGES
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        # A cell of one's own is compiled, and some pages train or compile models.
+        # A cell of one's own is compiled, too.
         pytest.param(page, id=str(page), marks=[pytest.mark.slow] * is_slow(page))
         for page in PAGES
         if code_of(page) and page != TUTORIAL

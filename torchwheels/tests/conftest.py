@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,22 +68,28 @@ def _read_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _read_libraries_of_the_system_once() -> Iterator[None]:
-    """auditwheel parses all of libstdc++ for each wheel; here it is the same for all."""
-    lddtree = pytest.importorskip("auditwheel.lddtree")
-    known: dict[str, Any] = {}
-    read = lddtree._get_platform
+def _prove_the_same_libraries_once() -> Iterator[None]:
+    """auditwheel parses them with all of libstdc++, and most wheels of tests differ in other files."""
+    from torchwheels.wheel import contents
 
-    def get_platform(elf: Any) -> Any:
-        if not elf.stream.name.startswith(("/lib", "/usr")):
-            return read(elf)
-        if elf.stream.name not in known:
-            known[elf.stream.name] = read(elf)
-        return known[elf.stream.name]
+    known: dict[tuple[object, ...], Any] = {}
+    analyze = contents.analyze_wheel_abi
 
-    lddtree._get_platform = get_platform
+    def analyzed(
+        libc: None, machine: None, path: Path, others: frozenset[str], **options: bool
+    ) -> Any:
+        with zipfile.ZipFile(path) as archive:
+            files = {
+                x.filename: x.CRC for x in archive.infolist() if ".dist-info/" not in x.filename
+            }
+        key = path.name.rpartition("-")[2], others, *sorted(files.items()), *sorted(options.items())
+        if key not in known:
+            known[key] = analyze(libc, machine, path, others, **options)
+        return known[key]
+
+    contents.analyze_wheel_abi = analyzed
     yield
-    lddtree._get_platform = read
+    contents.analyze_wheel_abi = analyze
 
 
 @pytest.fixture
