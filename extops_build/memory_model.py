@@ -12,8 +12,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from extops_build import UserError, machine_code
@@ -28,7 +30,7 @@ class Listing:
     load: re.Pattern[str]
 
 
-PTX, SASS = LISTINGS = (
+PTX, SASS = (
     Listing(
         re.compile(r"^\.?\w* ?\.entry (\w+)", re.MULTILINE),
         "griddepcontrol.wait",
@@ -44,33 +46,37 @@ PTX, SASS = LISTINGS = (
 
 def check(library: Path) -> None:
     """Raises an error that names the kernels of `library` that break a rule."""
-    # Machine code for one architecture, since a listing takes seconds: that of Hopper has every kernel.
-    compiled_for = set(re.findall(r"\bsm_\w+", _list(library, "-lelf")))
-    chosen = (
-        "sm_90a"
-        if "sm_90a" in compiled_for
-        else max(compiled_for, key=lambda name: int(name[3:].rstrip("af")), default="sm_90")
-    )
-    texts = [_list(library, "-ptx"), _list(library, "-sass", "-arch", chosen)]
-    if not any(
-        listing.function.search(text) for listing, text in zip(LISTINGS, texts, strict=True)
-    ):
+    machine_codes = _machine_codes(library.resolve())
+    listings = [(PTX, _list(library, "-ptx")), *((SASS, text) for text in machine_codes)]
+    if not any(listing.function.search(text) for listing, text in listings):
         raise UserError(f"{library.name} holds no GPU code")
-    pairs = zip(LISTINGS, texts, strict=True)
-    kernels = sorted({name for listing, text in pairs for name in violations(listing, text)})
+    kernels = sorted({name for listing, text in listings for name in violations(listing, text)})
     if kernels:
         raise UserError(
             f"{library.name}: {', '.join(kernels)} may start before the kernel before it has ended (programmatic "
             "dependent launch), and must not read by non-coherent loads (ld.global.nc): take `__restrict__` off its "
             "`const` pointers"
         )
-    racing = [*machine_code.releases_with_loads_in_flight(texts[1])]
+    racing = [x for text in machine_codes for x in machine_code.releases_with_loads_in_flight(text)]
     if racing:
         raise UserError(
             f"{library.name}: kernels let others overwrite shared memory while their loads from it are in flight: "
             f"{'; '.join(racing)}. Arrive in a block of code behind the one that uses the values, or put a fence "
             "(__threadfence_block) before it"
         )
+
+
+def _machine_codes(library: Path) -> list[str]:
+    """The listings of its parts for one architecture, since they take seconds: that of Hopper has every kernel."""
+    compiled_for = set(re.findall(r"\bsm_\w+", _list(library, "-lelf")))
+    if not compiled_for:
+        return []
+    newest = max(compiled_for, key=lambda name: int(name[3:].rstrip("af")))
+    chosen = "sm_90a" if "sm_90a" in compiled_for else newest
+    with tempfile.TemporaryDirectory() as folder, ThreadPool() as pool:
+        cuobjdump("-xelf", chosen, str(library), folder=Path(folder))
+        parts = [*Path(folder).iterdir()]
+        return pool.map(lambda part: _list(part, "-sass"), parts, chunksize=1)
 
 
 def violations(listing: Listing, text: str) -> Iterator[str]:
