@@ -98,6 +98,18 @@ def test_the_gpus_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("capability", "flags"),
+    [("AVX512", ["-DEXTOPS_VECTOR_BYTES=64"]), ("AVX2", ["-DEXTOPS_VECTOR_BYTES=32"]), ("VSX", [])],
+)
+def test_the_vectors_of_a_cell(
+    capability: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all CPUs are for what goes to others."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert _jit.vector_flags() == flags
+
+
 def test_sequence_without_matplotlib() -> None:
     name = str(EXAMPLES / "sequence.py")
     code = "import runpy, sys; sys.modules['matplotlib'] = None; "

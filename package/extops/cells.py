@@ -177,7 +177,7 @@ def _build_of(name: str, sources: Sequence[str | Path]) -> _jit.Build:
     return _jit.Build(
         f"extops_cell_{name}",
         [Path(x).resolve() for x in sources if cuda or Path(x).suffix != ".cu"],
-        [*flags, *_VECTORISE, "-fvisibility=hidden"],
+        [*flags, *_VECTORISE, *_jit.vector_flags(), "-fvisibility=hidden"],
         [*flags, *_jit.architecture_flags(), "-Xcompiler=-fvisibility=hidden"],
         cuda=cuda,
     )

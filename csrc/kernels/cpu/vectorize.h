@@ -54,12 +54,17 @@ template <int kBytes, class Body>
 // The body is given the bytes of a vector, as an integral_constant.
 template <class Body>
 void vectorize_with_width(const Body& body) {
+#if defined(EXTOPS_VECTOR_BYTES)  // of the CPU at hand: what is compiled just in time runs on no other
+  constexpr int kBytes = EXTOPS_VECTOR_BYTES;
+  run_with_width<kBytes>([&]() __attribute__((always_inline)) { body(std::integral_constant<int, kBytes>{}); });
+#else
 #if defined(__x86_64__)
   if (has_avx512())
     return run_avx512([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
   if (has_avx2()) return run_avx2([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
 #endif
   body(std::integral_constant<int, 16>{});
+#endif
 }
 
 template <class Body>
