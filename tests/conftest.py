@@ -9,6 +9,7 @@ neither extops nor torch, so that tests of the repository itself can live beside
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -68,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # to collect thousands of tests leaves no garbage, and takes a quarter longer with it
     # What tests measure, beside other tests, is no choice for the user's programs.
     folder = tempfile.TemporaryDirectory(prefix="extops-choices-")
     config.add_cleanup(folder.cleanup)
@@ -111,6 +113,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = dict(Counter(filter(None, found.values())))
     config.hook.pytest_deselected(items=[item for item in items if found[item]])
     items[:] = [item for item in items if not found[item]]
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def mark_repetitions(items: list[pytest.Item]) -> None:

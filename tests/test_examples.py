@@ -34,16 +34,16 @@ def test_every_example_has_a_test() -> None:
 
 
 @by_device
-def test_sequence(device: str, tmp_path: Path) -> None:
-    plot = tmp_path / "loss.png"
-    output = run("sequence", "--device", device, "--plot", plot, "--iterations=100")
+def test_sequence(device: str, thorough: bool, tmp_path: Path) -> None:
+    plot, iterations = tmp_path / "loss.png", 100 if thorough else 20
+    output = run("sequence", "--device", device, "--plot", plot, f"--iterations={iterations}")
     losses = {}
     for name, *numbers in re.findall(
         r"^(\S+) +loss ([\d.]+) -> ([\d.]+) bits per byte, held-out text ([\d.]+)$", output, re.M
     ):
         losses[name] = first, _, held_out = tuple(map(float, numbers))
         assert 7.5 < first < 8.5  # bits per byte: it knows nothing
-        assert held_out < 4
+        assert held_out < (4 if thorough else 5)
     assert list(losses) == ["nn.LSTM", "accelerated", "LLTMLayer"], output
     assert losses["accelerated"] == pytest.approx(losses["nn.LSTM"], abs=0.05)  # the same model
     seconds = r"[\d.]+ s by"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pickle
@@ -90,6 +91,14 @@ def _prove_the_same_libraries_once() -> Iterator[None]:
     contents.analyze_wheel_abi = analyzed
     yield
     contents.analyze_wheel_abi = analyze
+
+
+def version_of_torch() -> str:
+    """Of the torch that builds in tests use; to import it here would take seconds."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("torch is not installed", allow_module_level=True)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
+from conftest import version_of_torch
 from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, sources
 from torchwheels.build import backend, steps, toolchain
@@ -31,7 +32,7 @@ from torchwheels.wheel import archive as archives
 from torchwheels.wheel import contents, elf
 from torchwheels.wheel.contents import read
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+TORCH = version_of_torch()
 
 HOSTILE = {
     "CFLAGS": "-DSENTENCE=leaked",
@@ -53,7 +54,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "my cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return releases.load().target(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
+    return releases.load().target(f"{python}-cpu-torch{releases.minor(TORCH)}")
 
 
 def fetched(folder: Path) -> sources.Fetched:
@@ -488,7 +489,7 @@ def test_build_requirement_that_torchs_own_requirements_do_not_admit(
     (classic / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
     with pytest.raises(UserError, match=r"imports a module that is not there \(backend_of_nobody"):
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
-    other = table.replace("typing-extensions<4.10", f"torch=={torch.__version__}.post1")
+    other = table.replace("typing-extensions<4.10", f"torch=={TORCH}.post1")
     (classic / "pyproject.toml").write_text(f"[build-system]\n{other}\n")
     with pytest.raises(UserError, match="its build requires torch=="):
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")

@@ -21,7 +21,6 @@ from torchwheels.options.releases import Target
 
 __all__ = ["target"]  # a fixture
 
-pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parent / "samples"

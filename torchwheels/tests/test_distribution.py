@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from test_building import ask, torch
+from test_building import TORCH, ask
 from torchwheels.options import releases
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_installed_tool_builds(wheel: Path, own_project: Path, tmp_path: Path) -
     """Installs torch: minutes, the first time."""
     command = [installed_by_pip(wheel, tmp_path / "tool") / "torchwheels", "build", own_project]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    target = f"{python}-cpu-torch{releases.minor(torch.__version__)}"  # that of these tests
+    target = f"{python}-cpu-torch{releases.minor(TORCH)}"  # that of these tests
     subprocess.run([*command, f"--target={target}", "--backend=local"], cwd=tmp_path, check=True)
     (built,) = (tmp_path / "dist").glob("*+*.whl")
     answer = ask(built, tmp_path / "target", "own_project.swish(torch.zeros(2)).tolist()")

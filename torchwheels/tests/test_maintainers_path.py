@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, version_of_torch
 from forged_wheels import LIBRARY, Forge
 from torchwheels import cli, environments
 from torchwheels.audit import reports
@@ -26,7 +26,7 @@ from torchwheels.run import testing
 from torchwheels.system import MARK, sha256
 from torchwheels.wheel import metadata_of
 
-pytest.importorskip("torch", reason="torch is not installed")
+version_of_torch()  # else all is skipped
 
 TABLE = """
 [tool.torchwheels]

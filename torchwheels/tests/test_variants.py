@@ -21,6 +21,7 @@ from variantlib.models.variant import VariantProperty
 from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
+from conftest import version_of_torch
 from forged_wheels import Forge
 from torchwheels.audit import reports
 from torchwheels.audit import rules as audit
@@ -33,7 +34,7 @@ from torchwheels.wheel import variants
 from torchwheels.wheel.archive import record_hash, with_record, write_wheel
 from torchwheels.wheel.contents import read
 
-pytest.importorskip("torch", reason="torch is not installed")
+version_of_torch()  # else all is skipped
 
 TARGETS = ("3.11-cpu", "3.11-cu124", "3.11-cu130", "3.11-cu130-torch2.12")
 TORCHES = ("2.6.0", "2.12.1", "2.13.0")

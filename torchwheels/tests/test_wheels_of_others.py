@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from conftest import version_of_torch
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, Forge
 from torchwheels import cli
 from torchwheels.audit import reports
@@ -105,7 +106,7 @@ def test_torch_that_the_wheel_cannot_be_for(
 @pytest.mark.slow
 def test_example_of_cibuildwheel(own_project: Path, tmp_path: Path) -> None:
     """Its commands, without its images: compiles the example."""
-    pytest.importorskip("torch", reason="torch is not installed")
+    version_of_torch()
     file = ROOT / "examples" / "cibuildwheel.toml"
     options = msgspec.toml.decode(file.read_text())["tool"]["cibuildwheel"]
     built, dest = tmp_path / "built", tmp_path / "wheelhouse"
