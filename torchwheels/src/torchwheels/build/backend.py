@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from build import BuildBackendException, BuildException, ProjectBuilder
 
 from torchwheels import sources
@@ -23,61 +24,7 @@ _CHATTER = (
     r"|ninja: Jobserver mode detected"
 )
 
-# What a build prints, by patterns, and behind each the message; {0} is the group of the pattern. A compiler that was
-# killed is said so by GCC, nvcc, Python, a shell or make.
-_KNOWN_FAILURES = re.findall(
-    r"((?:^\S.*\n)+)((?:^ .*\n)+)",
-    r"""
-ModuleNotFoundError: No module named '([^'.]+)
-    its build imports a module that is not there ({0}): add what has it to `build-requires` in [tool.torchwheels] (a
-    file for `--config` where the project is not yours)
-Killed signal terminated program|died due to signal 9|signal 9 \(|SIGKILL|^Killed$
-|^\S*sh: .*\bKilled\b|\] (?:Error 137|Killed)$
-    a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option
-    `memory-per-job`)
-No space left on device
-    the disk is full: {space}
-The detected CUDA version \(([\d.]+)\) mismatches .*?\n?.*?compile\s+PyTorch \(([\d.]+)\)
-    CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it
-in _execute_child\n(?: .*\n)*FileNotFoundError: .*'(.+)'
-|^\S*sh: (?:line )?(?:\d+: )?(\S+): (?:command )?not found$
-    the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, meson and ninja
-    (`build-requires`)
-unable to detect version for|Versioning for this project requires either an sdist
-    its version comes from git, and these sources are no repository: build `git+URL@COMMIT` or the folder of the
-    whole repository, or name the version (`environment` with SETUPTOOLS_SCM_PRETEND_VERSION)
-No CUDA GPUs are available|no CUDA-capable device|CUDA (?:is|was) not (?:available|found|detected)
-|CPU version is not implemented|torch\.cuda\.(?:is_available|get_device_\w+)\(
-    its setup asks for a GPU: in a CUDA target `pretend-gpu = true` in [tool.torchwheels] (a file for `--config`
-    where the project is not yours) has it find one
-CUDA_HOME environment variable is not set|Failed to detect a default CUDA architecture
-|No CMAKE_CUDA_COMPILER could be found|cannot find -l(?:c10|torch)_cuda\b
-    its build needs a CUDA compiler, which a target for the CPU alone has not: choose one with CUDA (`torchwheels
-    targets` lists all)
-Your installed Caffe2 version uses CUDA but I cannot find the CUDA
-    this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or pip's
-    configuration name an index with builds for the CPU alone, such as PyTorch's own
-Network is unreachable|Temporary failure in name|Could not resolve host|Name or service not known
-    its build asks for the network, which it has not: in a container the option `network` gives it one
-C\+\+(\d\d) (?:or later compatible compiler is )?required to use|You need C\+\+(\d\d) to compile PyTorch
-    this torch's headers want C++{0}, and its setup asks for an older one: have `patches` or `before-build` write
-    `-std=c++{0}` there, or choose a target with an older torch
-Compatibility with CMake < ([\d.]+) has been removed from CMake
-    its CMakeLists.txt is for a CMake before {0}, which this one no longer takes: set environment = {{
-    CMAKE_POLICY_VERSION_MINIMUM = "{0}" }} in [tool.torchwheels]
-fatal error: (THC?/\S+): No such file
-    the header {0} was torch's until 1.10: these sources are for an older torch than any target has
-fatal error: (\S+): No such file.*\n.*#include "
-    the header {0} is not there, and may be of the project: an archive on PyPI may be incomplete, so build its
-    repository (`git+URL@COMMIT`), or install what has it (`system-packages` in a container, or `build-requires`)
-fatal error: (\S+): No such file
-    the header {0} is not there: install what has it (`system-packages` in a container, or `build-requires`)
-unsupported GNU version! (.*)
-    this g++ is too new for the target's nvcc ({0}): put an older g++ first on PATH, or build with `--backend
-    docker`
-""",
-    re.MULTILINE,
-)
+_FAILURES = msgspec.toml.decode(Path(__file__).with_name("failures.toml").read_bytes())["failure"]
 
 
 @contextlib.contextmanager
@@ -127,8 +74,6 @@ def opened(
                 "--recursive` has filled them, or build `git+URL@COMMIT`"
             )
         raise place.failed(why) from None
-    except BuildException as error:
-        raise place.failed(error) from None
 
 
 def too_long(project: Project) -> str:
@@ -183,8 +128,8 @@ def _lacking(place: Workplace, printed: str) -> str:
 
 
 def _explain(printed: str, jobs: str) -> str:
-    for lines, sentence in _KNOWN_FAILURES:
-        if found := re.search(lines.replace("\n", ""), printed, re.MULTILINE):
-            values = {"jobs": jobs, "space": processes.FREE_SPACE}
-            return " ".join(sentence.split()).format(*filter(None, found.groups()), **values)
+    values = {"jobs": jobs, "space": processes.FREE_SPACE}
+    for each in _FAILURES:
+        if found := re.search("|".join(each["printed"]), printed, re.MULTILINE):
+            return str(each["says"]).format(*filter(None, found.groups()), **values)
     return "the messages above say why"
