@@ -171,7 +171,7 @@ def test_ctrl_c_is_said_though_nothing_is_there_to_clear_away(
 
 def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
     """Who writes knows no name."""
-    with pytest.raises(OSError) as error, system.whole(tmp_path / "x"):
+    with pytest.raises(OSError) as error, system.files.whole(tmp_path / "x"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert error.value.filename == str(tmp_path / "x")
     assert not [*tmp_path.iterdir()]
@@ -328,7 +328,7 @@ def test_who_waits_for_a_lock_hears_signals(
             raise BlockingIOError
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    system.acquire(0, tmp_path)
+    system.files.acquire(0, tmp_path)
     assert next(answers, None) is None
     said = f"torchwheels: waiting for another process that uses {tmp_path}\n"
     assert capsys.readouterr().out == said

@@ -655,7 +655,6 @@ def test_a_variant_of_a_newer_torch_takes_the_place_of_the_older_one(
     for torch in ("2.12.1", "2.13.0"):
         renewed = dataclasses.replace(table, cpu={**table.cpu, "torch": torch})
         monkeypatch.setattr(releases, "load", lambda table=renewed: table)
-        monkeypatch.setattr(project, "load_releases", lambda table=renewed: table)
         farm("build", "--backend=local", "--only=tinyops * 3.11-cpu")
         farm("index", "--release=release")
         shutil.rmtree("dist")

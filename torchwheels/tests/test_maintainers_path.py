@@ -406,7 +406,7 @@ def test_a_file_system_that_cannot_exchange_folders(
     forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge.wheel()
-    monkeypatch.setattr(site, "exchanged", lambda *_: False)
+    monkeypatch.setattr(site.files, "exchanged", lambda *_: False)
     for _ in range(2):
         site.make_site(tmp_path / "dist", tmp_path / "site", project.Project())
     assert (tmp_path / "site" / "index.html").is_file()
@@ -725,7 +725,7 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    monkeypatch.setattr(site, "exchanged", lambda *_: False)
+    monkeypatch.setattr(site.files, "exchanged", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         site.make_site(tmp_path / "dist", made, project.Project())
     assert {x: x.stat().st_ino for x in made.rglob("*")} == before

@@ -285,7 +285,7 @@ def test_own_sources_are_built_for_the_gpu_at_hand(
     (tmp_path / "pyproject.toml").write_text("[tool.torchwheels]\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli.engines, "of_backend", lambda *_: None)
-    monkeypatch.setattr(cli, "_fetched", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cli.sources, "fetched", lambda *_: contextlib.nullcontext())
     seen = []
     monkeypatch.setattr(cli.pipeline, "run", lambda order: seen.append(order.targets[-1]))
     cli.main(["build", *words])

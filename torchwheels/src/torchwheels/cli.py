@@ -1,7 +1,6 @@
 """The command line."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -26,18 +25,7 @@ from torchwheels.farm import command as farm_command
 from torchwheels.index import artifacts, kept, make_site
 from torchwheels.options import Project, Target, project, releases, schema
 from torchwheels.run import Order, engines, pipeline, testing
-from torchwheels.sources import Fetched
-from torchwheels.system import (
-    DEBUG,
-    X86_64,
-    cache,
-    check_writable,
-    machines,
-    output,
-    processes,
-    scratch,
-    sha256,
-)
+from torchwheels.system import X86_64, cache, files, machines, output, processes, scratch, sha256
 from torchwheels.wheel import wheels_in
 
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
@@ -71,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
     if given.debug:
-        os.environ[DEBUG] = "1"
+        os.environ[output.DEBUG] = "1"
     try:
         if "source" in given:
             _find_source(given)
@@ -82,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, subprocess.CalledProcessError) as error:
-        if os.environ.get(DEBUG):
+        if os.environ.get(output.DEBUG):
             raise
         said = f"torchwheels: {processes.explained(error)}"
         if not isinstance(error, UserError) or error.code == 1:
@@ -224,7 +212,7 @@ def _build(given: argparse.Namespace) -> None:
     if not given.all and len(targets) == 1 and Path(given.source).is_dir():
         _build_for_own_gpu(targets[0])
     engine = engines.of_backend(given.backend, given.source)
-    with _fetched(given) as source:
+    with sources.fetched(given.source, given.name, options.subdirectory) as source:
         pipeline.run(Order(options, targets, source, given.dist, engine))
 
 
@@ -247,7 +235,7 @@ def _check_before(given: argparse.Namespace) -> None:
     if given.dist.resolve() == Path(given.source).resolve():
         way_out = "name one in it, such as dist"
         raise UserError(f"`--dist` names {given.dist}, the folder of the sources: {way_out}")
-    check_writable(given.dist, "--dist")
+    files.check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdigit() or int(epoch) > _LAST_SECOND:
@@ -255,11 +243,6 @@ def _check_before(given: argparse.Namespace) -> None:
             f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds up to {_LAST_SECOND} is expected: a zip file "
             "can name no later time"
         )
-
-
-def _fetched(given: argparse.Namespace) -> contextlib.AbstractContextManager[Fetched]:
-    """The sources of a command, in a folder that goes away at the end."""
-    return sources.fetched(given.source, given.name, _options(given).subdirectory)
 
 
 def _options(given: argparse.Namespace) -> Project:
@@ -300,9 +283,9 @@ def _test(given: argparse.Namespace) -> None:
             '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
         )
     engine = engines.of_backend(given.backend, given.source)
-    check_writable(given.dist, "--dist")
+    files.check_writable(given.dist, "--dist")
     given_to = given.dist, engine, given.arguments, given.require_gpu
-    with _fetched(given) as source:
+    with sources.fetched(given.source, given.name, options.subdirectory) as source:
         pipeline.test(options, target, path, source.folder, *given_to)
 
 
@@ -333,7 +316,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _merge(given: argparse.Namespace) -> None:
-    check_writable(given.dist, "--dist")
+    files.check_writable(given.dist, "--dist")
     copied = kept.merge(given.folder, given.dist)
     print(f"torchwheels: put {len(copied)} files into {given.dist}", flush=True)
 
@@ -341,7 +324,8 @@ def _merge(given: argparse.Namespace) -> None:
 def _reproduce(given: argparse.Namespace) -> None:
     options, engine = _options(given), engines.of_backend(given.backend, given.source)
     targets = _chosen_targets(given, options)
-    with _fetched(given) as source, scratch() as work:
+    own = given.source, given.name, options.subdirectory
+    with sources.fetched(*own) as source, scratch() as work:
         moved = work / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
         both = {"one": source, "two": dataclasses.replace(source, folder=moved)}
@@ -372,7 +356,7 @@ def differences(first: Path, second: Path) -> list[str]:
 
 def _fetch(given: argparse.Namespace) -> None:
     name = given.name or f"wheel-{given.target}"
-    check_writable(given.dist, "--dist")
+    files.check_writable(given.dist, "--dist")
     for path in artifacts.fetch(name, given.repository, given.run_number, given.dist):
         print(f"torchwheels: fetched {path}")
 

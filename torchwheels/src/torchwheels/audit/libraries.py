@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels.options import Expectation, admitted, minor, numbers, openmp, releases, runs_on
+from torchwheels.options import Expectation, admitted, minor, numbers, releases
 from torchwheels.system import Machine, machines
 from torchwheels.wheel import Library, Wheel, demangle, linux, stable_functions
 
@@ -189,7 +189,9 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     else:
         for name, code in found.items():
             names = [each.removesuffix("+PTX") for each in wanted]
-            lacking = [x for x in names if not any(runs_on(y, x) for y in code.machine_code)]
+            lacking = [
+                x for x in names if not any(releases.runs_on(y, x) for y in code.machine_code)
+            ]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
             for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
@@ -229,14 +231,14 @@ def _allowed(names: set[str], expectation: Expectation) -> bool:
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
     oldest = _promised(wheel, expectation)[0]
-    torchs = openmp(oldest)
+    torchs = releases.openmp(oldest)
     for path, library in wheel.libraries.items():
         known = wheel.brought.union(linux.LIBRARIES, [torchs])
         for name in (x for x in library.needed if x not in known):
             of_cuda = expectation.target.cuda and _CUDAS_OWN.fullmatch(name)
             if of_cuda or _TORCHS_OWN.fullmatch(name) or _allowed({name}, expectation):
                 continue
-            if name == openmp(stable_functions.releases()[-1]):  # and so torch is too old
+            if name == releases.openmp(stable_functions.releases()[-1]):  # and so torch is too old
                 why = f"which torch {oldest} has as {torchs}: require torch>=2.7"
             else:
                 why = "which a system may lack: link it statically"

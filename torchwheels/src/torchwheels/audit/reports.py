@@ -15,15 +15,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import wheel
 from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
-from torchwheels.options import (
-    Expectation,
-    Project,
-    Target,
-    expectation_of,
-    of_table,
-    preset,
-    recorded,
-)
+from torchwheels.options import Expectation, Project, Target, of_table, preset, releases
 from torchwheels.system import as_json, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import Used, Wheel, finish, variants
 
@@ -49,7 +41,7 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     found = wheel.read(path)
-    target = recorded(found.record) if found.record else None
+    target = releases.recorded(found.record) if found.record else None
     if torch:
         target = rules.target_of(found, torch, project.releases)
     elif not found.record:
@@ -62,7 +54,7 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
         of_wheel = f"the build record of {path.name}"
         raise UserError(f"{of_wheel} names no whole target: build the wheel again")
     options = project.of_target(target, preset(found.name))
-    expectation = expectation_of(options, target, of_others=bool(torch))
+    expectation = options.expectation(target, of_others=bool(torch))
     if found.record and not torch:
         # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
         # satisfy are of another day.
@@ -79,7 +71,7 @@ def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[st
     """
     found = finish.stamp(wheel.read(path), used)
     variants.write(found)
-    return of(found, expectation_of(options, target))
+    return of(found, options.expectation(target))
 
 
 def of(found: Wheel, expectation: Expectation) -> dict[str, Any]:

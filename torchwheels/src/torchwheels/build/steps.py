@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import operator
 import os
+import platform
 import resource
 import shlex
 import shutil
@@ -27,9 +28,9 @@ from torchwheels.build.workplace import Workplace, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
-from torchwheels.options import Project, Target, expectation_of, filled, numbers, releases
+from torchwheels.options import Project, Target, filled, numbers, releases
 from torchwheels.sources import Fetched, pythons_of
-from torchwheels.system import cache, machines, processes, scratch
+from torchwheels.system import cache, processes, scratch
 from torchwheels.wheel import Wheel, finish, variants
 
 STEPS = ("requirements", "compile", "install", "import")
@@ -47,7 +48,7 @@ def build_wheel(
     start, is_here = time.monotonic(), target.machine.is_here
     if not is_here and not project.cross_compile:
         raise UserError(
-            f"{target.name} is for {target.machine.name}, and this machine is {machines.here().name}: build there, or "
+            f"{target.name} is for {target.machine.name}, and this machine is {platform.machine()}: build there, or "
             "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
             "[tool.torchwheels] where the project's build can do that"
         )
@@ -74,7 +75,7 @@ def build_wheel(
     modules = project.imports or check_import.top_level_modules(found.files)
     tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
     if not is_here:
-        tried = f"nobody has imported: this machine is {machines.here().name}"
+        tried = f"nobody has imported: this machine is {platform.machine()}"
     took = f"{published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s"
     said = f"which {tried} ({took}, largest process {largest:.1f} GB)"
     print(f"torchwheels: built {published}, {said}", flush=True)
@@ -136,7 +137,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
-        report = reports.of(finished, expectation_of(place.project, place.target))
+        report = reports.of(finished, place.project.expectation(place.target))
         reports.write(reports.check(report), finished.path)
     return finished
 

@@ -12,7 +12,7 @@ from torchwheels import environments
 from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError
-from torchwheels.options import Project, Target, Values, cmake_architecture, gencode, project
+from torchwheels.options import Project, Target, Values, project
 from torchwheels.sources import Fetched
 from torchwheels.system import cache
 
@@ -109,7 +109,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
         variables |= {
             "CUDA_HOME": str(toolkit.home),
             "CUDAToolkit_ROOT": str(toolkit.home),
-            "CUDAARCHS": ";".join(map(cmake_architecture, named)),
+            "CUDAARCHS": ";".join(map(project.cmake_architecture, named)),
             "LIBRARY_PATH": f"{toolkit.home / 'lib64'}{os.pathsep}{place.driver.parent}",
         }
     else:
@@ -136,7 +136,7 @@ def _write_start(place: Workplace) -> None:
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if place.project.pretend_gpu else None,
         "architectures": own["TORCH_CUDA_ARCH_LIST"],
-        "gencode": [*gencode(named)] if cuda else [],
+        "gencode": [*project.gencode(named)] if cuda else [],
     }
     start.with_suffix(".json").write_text(json.dumps(settings))
     start.with_suffix(".pth").write_text(f"import {name}\n")

@@ -21,7 +21,7 @@ from torchwheels.farm.wanted import Wanted, of_farm
 from torchwheels.index import kept, site
 from torchwheels.options import numbers
 from torchwheels.run import engines
-from torchwheels.system import check_writable, output, sha256
+from torchwheels.system import files, output, sha256
 
 _MOST_JOBS = 256  # of a matrix on GitHub
 
@@ -110,7 +110,7 @@ def _job(wanted: Wanted) -> dict[str, str]:
 
 def _build(given: argparse.Namespace) -> None:
     farm = _farm(given)
-    check_writable(given.dist, "--dist")
+    files.check_writable(given.dist, "--dist")
     wanted, _ = of_farm(farm, given.only)
     rows = published.read(farm.index)
     hashes = {x.get("sha256") for x in rows}
@@ -155,7 +155,7 @@ def _index(given: argparse.Namespace) -> None:
             raise UserError(
                 f"`--release` names {given.release}, a part of the index {given.site}: name a folder beside it"
             )
-        check_writable(release, "--release")
+        files.check_writable(release, "--release")
     wanted, lost = of_farm(farm)
     for folder in given.dist:
         if not folder.is_dir():  # as where nothing had to be built

@@ -14,7 +14,7 @@ from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Project, Target, minor
 from torchwheels.sources import Fetched
-from torchwheels.system import MARK, as_json, marked, read_json, sandbox, sha256, whole, write_text
+from torchwheels.system import MARK, as_json, files, marked, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import variants
 
 
@@ -159,6 +159,6 @@ def _target_of(path: Path) -> str:
 
 def copy_whole(finished: Path, target: Path) -> Path:
     """Copies `finished` to `target`, where it appears whole or not at all."""
-    with whole(target) as file:
+    with files.whole(target) as file:
         shutil.copyfile(finished, file)
     return target

@@ -27,18 +27,8 @@ from packaging.version import Version
 
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
-from torchwheels.options import Project, Target, minor, numbers, recorded, releases
-from torchwheels.system import (
-    MARK,
-    acquire,
-    as_json,
-    check_writable,
-    exchanged,
-    machines,
-    scratch,
-    sha256,
-    write_text,
-)
+from torchwheels.options import Project, Target, minor, numbers, releases
+from torchwheels.system import MARK, as_json, files, machines, scratch, sha256, write_text
 from torchwheels.wheel import metadata_of, serves, variants
 
 Json: TypeAlias = dict[str, Any]
@@ -121,20 +111,20 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 def replaced(site: Path) -> Iterator[Path]:
     """A new folder, which takes the place of `site` at the end: a run that fails leaves the old one."""
     site = site.resolve()  # not a link to it
-    check_writable(site.parent, "--site")
+    files.check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
     with scratch(site.parent, ".site-") as work:
         new = work / "new"
         new.mkdir()
         lock = os.open(site.parent, os.O_RDONLY)
         try:
-            acquire(lock, site)
+            files.acquire(lock, site)
             yield new
             (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
             _check_replaceable(site, new)
             if not site.exists():
                 new.rename(site)
-            elif not exchanged(new, site):
+            elif not files.exchanged(new, site):
                 site.rename(work / "old")
                 new.rename(site)
         finally:
@@ -291,7 +281,7 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
         return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
 
-    own = filter(None, (recorded(each["build"]) for each in offered))
+    own = filter(None, (releases.recorded(each["build"]) for each in offered))
     targets = sorted([*own, *releases.load().targets], key=rank)
     for target in reversed(targets):
         cuda = target.cuda.version if target.cuda else "CPU"

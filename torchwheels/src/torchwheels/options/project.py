@@ -19,18 +19,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels.errors import UserError
-from torchwheels.options import indexes
-from torchwheels.options.releases import (
-    ARCHITECTURE,
-    Cuda,
-    Releases,
-    Target,
-    Torch,
-    admitted,
-    minor,
-    sm,
-)
-from torchwheels.options.releases import load as load_releases
+from torchwheels.options import indexes, releases
+from torchwheels.options.releases import Cuda, Releases, Target, Torch, minor, sm
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -172,7 +162,7 @@ class Project(Options, frozen=True, dict=True):
     @functools.cached_property
     def releases(self) -> Releases:
         """The table of torch releases, with the targets that this project adds."""
-        table = load_releases()
+        table = releases.load()
         if self.release and self.release not in table.cudas:
             raise UserError(
                 f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
@@ -206,19 +196,17 @@ class Project(Options, frozen=True, dict=True):
         return self.releases.matching(self.small) if self.small else self.chosen_targets()[:1]
 
     def targets_to_build(self, targets: Iterable[Target]) -> tuple[Target, ...]:
-        """The targets whose wheels cover all of `targets`: where one wheel covers several, one of them."""
+        """The targets whose wheels cover all of `targets`: where one wheel covers several, one of them.
+
+        It then has the torch that the wheel is built beside.
+        """
         if not self.stable:
             return tuple(targets)
         found: dict[str, Target] = {}
         for target in sorted(targets, key=lambda target: target.names_torch):
-            found.setdefault(f"{target.label} {target.machine.name}", target)
-        return tuple(map(self.target_to_build, found.values()))
-
-    def target_to_build(self, target: Target) -> Target:
-        """The target, with the torch that its wheel is built beside."""
-        if not self.stable:
-            return target
-        return replace(target, torch=self.stable, names_torch=False, is_extra=False, index="")
+            built = replace(target, torch=self.stable, names_torch=False, is_extra=False, index="")
+            found.setdefault(f"{target.label} {target.machine.name}", built)
+        return tuple(found.values())
 
     def variables(self, values: Values) -> dict[str, str]:
         """The variables of a build that depend on the project."""
@@ -241,6 +229,10 @@ class Project(Options, frozen=True, dict=True):
         said = self.variables(values_of(target))["TORCH_CUDA_ARCH_LIST"]
         return tuple(re.findall(r"[^; ]+", said))
 
+    def expectation(self, target: Target, of_others: bool = False) -> "Expectation":
+        """What the project promises of its wheel for `target`."""
+        return Expectation(target, self, self.architectures(target), self.torch, of_others)
+
 
 @dataclass(frozen=True)
 class Expectation:
@@ -255,11 +247,6 @@ class Expectation:
     """A specifier of the torches that its libraries work with, where the project declares one."""
     of_others: bool = False
     """Whether another tool has built it, which writes no label and no build record."""
-
-
-def expectation_of(project: Project, target: Target, of_others: bool = False) -> Expectation:
-    """What `project` promises of its wheel for `target`."""
-    return Expectation(target, project, project.architectures(target), project.torch, of_others)
 
 
 class _List(tuple[str, ...]):
@@ -324,10 +311,8 @@ def gencode(architectures: Iterable[str]) -> Iterator[str]:
             yield f"-gencode=arch=compute_{number},code=compute_{number}"
 
 
-def filled(template: object, values: Values, where: str) -> str:
+def filled(template: str, values: Values, where: str) -> str:
     """`template` with the values of its placeholders; an error says `where` it stands."""
-    if not isinstance(template, str):
-        raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
     try:
         names = [name or "" for _, name, _, _ in string.Formatter().parse(template)]
         if not values.keys() >= {*filter(None, names)}:  # such as an attribute of one
@@ -471,7 +456,7 @@ def _check(options: Table, where: str) -> None:
                 )
             seen[key] = each.version
     if isinstance(options, Release):
-        known = load_releases().cudas
+        known = releases.load().cudas
         if options.cuda not in ("", *known) and not (options.image and options.architectures):
             raise UserError(
                 f"{where}: torch {options.version} is of CUDA {options.cuda}, and only {', '.join(known)} are known: "
@@ -507,13 +492,16 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
     "stable": ("the version of a torch, such as '2.13.0', is", Version),
     "version": ("that of a torch, such as '2.16.0.dev20261101+cu130', is", Version),
-    "torch": ("versions such as '>=2.10' are", lambda text: bool(admitted(SpecifierSet(text)))),
+    "torch": (
+        "versions such as '>=2.10' are",
+        lambda text: bool(releases.admitted(SpecifierSet(text))),
+    ),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
     "command": ("a command is", shlex.split),
     "pythons": ("a Python such as '3.12' or '3.14t' is", _like(r"3\.\d+t?")),
     "cuda": ("a version such as '13.0' is", _like(r"\d+\.\d+")),
-    "architectures": ("a compute capability such as '9.0' is", _like(ARCHITECTURE)),
+    "architectures": ("a compute capability such as '9.0' is", _like(releases.ARCHITECTURE)),
 }
 
 
@@ -555,4 +543,4 @@ def _check_value(name: str, value: Any, where: str) -> None:
 
 
 def _any_values() -> Values:
-    return values_of(next(target for target in load_releases().targets if not target.cuda))
+    return values_of(next(target for target in releases.load().targets if not target.cuda))

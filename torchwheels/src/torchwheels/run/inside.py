@@ -48,7 +48,7 @@ def _do(step: str, job: dict[str, Any]) -> Any:
     project = of_table(job["options"], "the job of the container", file, job["name"])
     target = project.releases.target(job["target"])
     if job["is_built"]:
-        target = project.target_to_build(target)
+        (target,) = project.targets_to_build([target])
     if step == "torch":
         environments.with_torch(target, (), any_cuda=True)
     elif step == "compilers":
