@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
 from torchwheels.system import machines, processes
 from torchwheels.wheel import archive
+
+HERE = machines.MACHINES[platform.machine()]
 
 TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
@@ -50,15 +53,20 @@ def machine(root: Path, available: int, limit: str = "max", quota: str = "max 10
         ({"available": 100 * GB, "quota": "100000 100000"}, 1),
     ],
 )
-def test_jobs_follow_cores_and_memory(tmp_path: Path, limits: dict[str, str], jobs: int) -> None:
+def test_jobs_follow_cores_and_memory(
+    tmp_path: Path, limits: dict[str, str], jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAX_JOBS", raising=False)
     root = machine(tmp_path, **limits)  # type: ignore[arg-type]
-    assert toolchain.parallel_jobs(2.5, {}, root) == jobs
+    assert toolchain.parallel_jobs(2.5, root) == jobs
 
 
-def test_max_jobs_is_followed(tmp_path: Path) -> None:
-    assert toolchain.parallel_jobs(2.5, {"MAX_JOBS": "7"}, machine(tmp_path, GB)) == 7
+def test_max_jobs_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "7")
+    assert toolchain.parallel_jobs(2.5, machine(tmp_path, GB)) == 7
+    monkeypatch.setenv("MAX_JOBS", "two")
     with pytest.raises(UserError, match="MAX_JOBS is 'two', but a number of jobs from 1"):
-        toolchain.parallel_jobs(2.5, {"MAX_JOBS": "two"}, tmp_path)
+        toolchain.parallel_jobs(2.5, tmp_path)
 
 
 def fake_toolkit(home: Path, version: str, codes: str = "75 80 86 90 100 120") -> Path:
@@ -135,7 +143,7 @@ def test_wheels_of_other_compilers_are_others(
         found.add(toolchain.compilers_of(TARGET))
         assert toolchain.compilers_of(cpu) in found
     assert len(found) == 4
-    compiler = dataclasses.replace(toolchain.host_compiler(machines.here()), version="g++ 99")
+    compiler = dataclasses.replace(toolchain.host_compiler(HERE), version="g++ 99")
     monkeypatch.setattr(toolchain, "host_compiler", lambda _: compiler)
     assert toolchain.compilers_of(cpu) not in found
 
@@ -682,7 +690,7 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     (tmp_path / "ccache").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "ccache").chmod(0o755)
     toolkit = toolchain.CudaToolkit(tmp_path / "cuda 13", "13.0.88")
-    launcher, compiler = str(tmp_path / "ccache"), toolchain.host_compiler(machines.here())
+    launcher, compiler = str(tmp_path / "ccache"), toolchain.host_compiler(HERE)
     toolchain.make_wrappers(tmp_path / "the compilers", compiler, {}, launcher)
     assert toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, "") == {}
     found = toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, launcher)
@@ -730,7 +738,7 @@ def test_host_compiler_under_nvcc_is_not_called_through_the_compiler_cache(tmp_p
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "x.c").touch()
-    launcher, compiler = str(tmp_path / "cache"), toolchain.host_compiler(machines.here())
+    launcher, compiler = str(tmp_path / "cache"), toolchain.host_compiler(HERE)
     commands = toolchain.make_wrappers(tmp_path / "compilers", compiler, {}, launcher)
     toolkit = toolchain.CudaToolkit(tmp_path / "cuda", "13.0.88")
     found = toolchain.nvcc_variables(tmp_path / "compilers", toolkit, launcher)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from torchwheels.options import releases
 from torchwheels.system import machines
 from torchwheels.wheel import linux
 from torchwheels.wheel.elf import read_library
+
+HERE = machines.MACHINES[platform.machine()]
 
 # Each of these has a newer version on a newer Linux, or is new itself.
 CODE = """
@@ -130,9 +133,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the wrappers; the module's temporary folder is called `here` in what they build."""
     folder = tmp_path_factory.getbasetemp()
     prefixes = {folder: "here"}
-    return toolchain.make_wrappers(
-        folder / "compilers", toolchain.host_compiler(machines.here()), prefixes
-    )
+    return toolchain.make_wrappers(folder / "compilers", toolchain.host_compiler(HERE), prefixes)
 
 
 def compile(commands: Path, folder: Path, *words: str, name: str = "g++", code: str = CODE) -> Path:
@@ -153,8 +154,8 @@ def asked_versions(library: Path) -> set[str]:
 def taken_from_nobody(library: Path) -> set[str]:
     """The symbols that neither the library has nor the oldest Linux."""
     found = read_library(library.read_bytes())
-    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
-    return found.undefined.keys() - linux.symbols_of_linux(allowed, machines.here())
+    allowed = linux.allowed_versions(releases.load().manylinux, HERE)
+    return found.undefined.keys() - linux.symbols_of_linux(allowed, HERE)
 
 
 @pytest.mark.parametrize("name", ["gcc", "g++"])
@@ -172,9 +173,7 @@ def test_library_asks_for_an_old_system_and_runs_here(
 ) -> None:
     source = str(tmp_path / "test.cpp")
     library = compile(commands, tmp_path, "-shared", source, *libraries, name=name)
-    assert asked_versions(library) <= linux.allowed_versions(
-        releases.load().manylinux, machines.here()
-    )
+    assert asked_versions(library) <= linux.allowed_versions(releases.load().manylinux, HERE)
     assert ctypes.CDLL(str(library)).test(ctypes.c_double(0.0)) == len("1")
 
 
@@ -202,7 +201,7 @@ def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> N
     machine = subprocess.run(["gcc", "-dumpmachine"], capture_output=True, text=True, check=True)
     names = [name for name in here if name.removeprefix(f"{machine.stdout.strip()}-")[:3] == "g++"]
     assert {"g++"} <= {*names} <= {path.name for path in commands.iterdir()}
-    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
+    allowed = linux.allowed_versions(releases.load().manylinux, HERE)
     for name in names:
         library = compile(commands, tmp_path, "-shared", "test.cpp", name=name)
         assert asked_versions(library) <= allowed, name
@@ -222,9 +221,7 @@ def test_what_the_systems_python_links_with_is_caught(
         pytest.skip(f"{python} does not say with what it links ({variable})")
     compile(commands, tmp_path, "-c", "test.cpp").rename(tmp_path / "test.o")
     library = compile(commands, tmp_path, *words[1:], "test.o", "-lstdc++", name=words[0])
-    assert asked_versions(library) <= linux.allowed_versions(
-        releases.load().manylinux, machines.here()
-    )
+    assert asked_versions(library) <= linux.allowed_versions(releases.load().manylinux, HERE)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +327,7 @@ def test_two_folders_give_the_same_bytes_without_a_path_of_this_machine(
     for folder in (tmp_path / "here", tmp_path / "a" / "here"):
         folder.mkdir(parents=True)
         toolchain.make_wrappers(
-            folder / "compilers", toolchain.host_compiler(machines.here()), {folder: "/source"}
+            folder / "compilers", toolchain.host_compiler(HERE), {folder: "/source"}
         )
         source = str(folder / "test.cpp")
         found.append(compile(folder / "compilers" / "bin", folder, "-shared", source).read_bytes())
@@ -377,7 +374,7 @@ def test_program_asks_for_an_old_system_and_runs_here(
 ) -> None:
     """From glibc 2.34 on crt1.o asks for a start that no older one has."""
     program = compile(commands, tmp_path, "-O2", *options, "test.cpp", code=PROGRAM)
-    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
+    allowed = linux.allowed_versions(releases.load().manylinux, HERE)
     assert asked_versions(program) <= allowed
     said = subprocess.run([program, "x"], capture_output=True, text=True, check=True).stdout
     assert said == "first\n2 x\nlast\n"
@@ -387,7 +384,7 @@ def test_program_that_takes_what_this_machine_alone_has_is_linked_all_the_same(
     commands: Path, tmp_path: Path
 ) -> None:
     """A build may run it; the audit says what one in a wheel asks for."""
-    if "gettid" not in linux.versions("libc.so.6", machines.here()):
+    if "gettid" not in linux.versions("libc.so.6", HERE):
         pytest.skip("this glibc is older than 2.30")
     code = 'extern "C" int gettid(); int main() { return gettid() == 0; }'
     program = compile(commands, tmp_path, "test.cpp", code=code)
@@ -422,7 +419,7 @@ def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
         dynamic: Any = ELFFile(file).get_section_by_name(".dynamic")
         assert "libgomp.so.1" in {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
     assert asked_versions(library) <= {
-        *linux.allowed_versions(releases.load().manylinux, machines.here()),
+        *linux.allowed_versions(releases.load().manylinux, HERE),
         "OMP_1.0",
     }
 
@@ -484,7 +481,7 @@ def test_compiler_of_another_machine_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (other,) = {*machines.MACHINES.values()} - {machines.here()}
+    (other,) = {*machines.MACHINES.values()} - {HERE}
     with pytest.raises(UserError) as error:
         toolchain.host_compiler(other)
     assert str(error.value) == (
@@ -497,10 +494,10 @@ def test_a_link_to_a_compiler_cache_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It calls the next one on PATH, in a build the wrapper, which calls it again without end."""
-    before = toolchain.host_compiler(machines.here())
+    before = toolchain.host_compiler(HERE)
     (tmp_path / "ccache").write_text("#!/bin/sh\n")
     (tmp_path / "ccache").chmod(0o755)
     for name in ("gcc", "g++"):
         (tmp_path / name).symlink_to("ccache")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert toolchain.host_compiler(machines.here()) == before
+    assert toolchain.host_compiler(HERE) == before

@@ -43,11 +43,9 @@ def read_toolkit(home: Path) -> CudaToolkit:
     if not nvcc.is_file():
         way_out = "set it to the folder of a CUDA toolkit, or unset it"
         raise UserError(f"CUDA_HOME is {home}, but there is no {nvcc}: {way_out}")
-    output = processes.ask([nvcc, "--version"], check=True).stdout
-    found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
-    if found is None:
-        raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
-    return CudaToolkit(home, found[1])
+    said = processes.ask([nvcc, "--version"], check=True).stdout
+    (version,) = re.findall(r"\bV(\d+\.\d+(?:\.\d+)?)", said)
+    return CudaToolkit(home, version)
 
 
 def pip_toolkit(target: Target) -> tuple[str, ...]:
@@ -290,11 +288,9 @@ def common_path(folder: Path) -> list[str]:
     return found
 
 
-def parallel_jobs(
-    memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
-) -> int:
+def parallel_jobs(memory_per_job: float, root: Path = Path("/")) -> int:
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
-    if asked := asked_jobs(environ):
+    if asked := asked_jobs():
         return asked
     cores, memory = [float(len(os.sched_getaffinity(0)))], []
     # The files of both versions of cgroups.
@@ -308,9 +304,9 @@ def parallel_jobs(
     return max(1, int(min(*cores, min(memory) / (memory_per_job * 1e9))))
 
 
-def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
+def asked_jobs() -> int:
     """What MAX_JOBS asks for; 0: nothing."""
-    asked = environ.get("MAX_JOBS")
+    asked = os.environ.get("MAX_JOBS")
     if asked and (not asked.isdigit() or int(asked) == 0):
         raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
     return int(asked or 0)

@@ -164,8 +164,7 @@ def _patches(project: Project) -> dict[str, Path]:
         if not file.resolve().is_relative_to(own):
             outside = f"outside of {own}, the folder of the options"
             raise UserError(f"the patch {file} is {outside}: move it there")
-        if file.is_file():  # else the build says so
-            found[f"{inside.OPTIONS}/{patch}"] = file.resolve()
+        found[f"{inside.OPTIONS}/{patch}"] = file.resolve()
     return found
 
 

@@ -60,10 +60,10 @@ def works_with(found: Wheel, target: Target) -> bool:
     of_label = re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in)
     if not of_label or machines.of_name(built_in) != target.machine:
         return False
-    # Where the libraries use torch's C++, they say which torch; else the metadata do.
-    torches = found.torches if found.classic_use else str(found.torch_requirement or "")
-    fits = torches is not None and SpecifierSet(torches).contains(target.torch, prereleases=True)
-    return fits and found.takes(target)
+    torches = (
+        found.torch_requirement or SpecifierSet()
+    )  # which the audit has compared with the libraries
+    return torches.contains(target.torch, prereleases=True) and found.takes(target)
 
 
 def install(project: Project, target: Target, path: Path, folder: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwheels.errors import UserError
 from torchwheels.system import processes
 
 _CALLS_THE_NEXT = ("ccache", "sccache", "distcc", "icecc")
@@ -81,14 +80,6 @@ X86_64, AARCH64 = (
     ),
 )
 MACHINES: Mapping[str, Machine] = {each.name: each for each in (X86_64, AARCH64)}
-
-
-def here() -> Machine:
-    """This machine's."""
-    name = platform.machine()
-    if name not in MACHINES:
-        raise UserError(f"this machine is {name}, but wheels are built for {', '.join(MACHINES)}")
-    return MACHINES[name]
 
 
 def of_name(name: str) -> Machine:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
-from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -185,10 +184,7 @@ class Wheel:
         needed = {name for library in self.libraries.values() for name in library.needed}
         others = frozenset(needed.difference(linux.LIBRARIES))
         options = {"disable_isa_ext_check": False, "allow_graft": False}
-        try:
-            found = analyze_wheel_abi(None, None, self.path, others, **options)
-        except NonPlatformWheelError:
-            return "any"
+        found = analyze_wheel_abi(None, None, self.path, others, **options)
         return str(found.overall_policy.name)
 
     @functools.cached_property
@@ -274,12 +270,10 @@ def _covers(limit: str | None, claimed: str | None) -> bool:
     """Whether a library of that limit works with every Python that the tag claims."""
     if not claimed:  # py3-none: every Python, and every other implementation of it
         return False
-    if claimed.startswith("=="):
-        python = claimed.removeprefix("==").removesuffix(".*")
-        return limit is None or SpecifierSet(limit).contains(python)
-    if limit is None or limit.startswith("=="):
-        return False
-    return numbers(claimed.removeprefix(">=")) >= numbers(limit.removeprefix(">="))
+    if limit is None:
+        return claimed.startswith("==")
+    pythons = SpecifierSet(claimed).filter(f"3.{minor}" for minor in range(100))
+    return all(map(SpecifierSet(limit).contains, pythons))
 
 
 def serves(target: Target, pythons: str | None, tag: str) -> bool:

@@ -66,7 +66,8 @@ class Library:
 def read_library(data: bytes) -> Library:
     """Reads an ELF shared library."""
     elf: Any = ELFFile(io.BytesIO(data))
-    _check_sections(elf)
+    if name := next(_misleading_sections(elf), ""):
+        raise UserError(f"its section {name} is not what is loaded: build the wheel again")
     dynamic = elf.get_section_by_name(".dynamic")
     strings = elf.get_section_by_name(".dynstr")
     tags = {
@@ -110,8 +111,8 @@ _LOADED = {
 }
 
 
-def _check_sections(elf: Any) -> None:
-    """Raises an error where the sections are not what is loaded, by the segments."""
+def _misleading_sections(elf: Any) -> Iterator[str]:
+    """The sections that are not what is loaded, by the segments."""
     (segment,) = elf.iter_segments("PT_DYNAMIC")
     places = {tag["d_tag"]: tag["d_val"] for tag in segment.iter_tags()}
     sizes = {".dynamic": segment["p_filesz"], ".dynstr": places["DT_STRSZ"]}
@@ -126,15 +127,13 @@ def _check_sections(elf: Any) -> None:
             or (section and section["sh_offset"] not in elf.address_offsets(address))
             or (name in sizes and section["sh_size"] != sizes[name])
         ):
-            raise UserError(f"its section {name} is not what is loaded: build the wheel again")
-    wanted = elf.get_section_by_name(".gnu.version_r")
+            yield name
     known = elf.get_section_by_name(".dynsym").num_symbols()
-    for name, is_other in {
-        ".dynsym": known < max([segment.num_symbols() - 1, *symbols]) + 1,
-        ".gnu.version_r": wanted and wanted.num_versions() != places["DT_VERNEEDNUM"],
-    }.items():
-        if is_other:
-            raise UserError(f"its section {name} is not what is loaded: build the wheel again")
+    if known < max([segment.num_symbols() - 1, *symbols]) + 1:
+        yield ".dynsym"
+    wanted = elf.get_section_by_name(".gnu.version_r")
+    if wanted and wanted.num_versions() != places["DT_VERNEEDNUM"]:
+        yield ".gnu.version_r"
 
 
 def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
@@ -238,12 +237,7 @@ def _cuobjdump(*arguments: str) -> Iterator[str]:
 @functools.cache
 def demangle(symbol: str) -> str:
     """The C++ name of a symbol, or the symbol itself where it is none of C++."""
-    try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle  # no manylinux is without it
-    except OSError as error:
-        raise UserError(
-            f"C++ names cannot be read without libstdc++.so.6 ({error}): install the system's libstdc++6"
-        ) from None
+    function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle  # no manylinux is without it
     function.restype = ctypes.c_void_p
     pointer = function(symbol.encode(), None, None, ctypes.byref(ctypes.c_int()))
     if not pointer:

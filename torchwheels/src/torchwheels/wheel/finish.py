@@ -58,30 +58,27 @@ def finish(
     The libraries in the folders `provided` are torch's, and not packed. `repair` puts a wheel into a
     folder in place of auditwheel.
     """
+    folder = work / "repaired"
     work.mkdir()
-    native = bool(built.libraries)
-    found = built
-    if native:
-        folder = work / "repaired"
-        if repair:
-            repair(built.path, folder)
-        else:
-            tagged = _with_own_tag(built, work / "built", used.target)
-            names = {x.name for place in provided for x in place.glob("*.so*")}
-            _repair(tagged, folder, names | built.brought)
-        wheels = [*folder.glob("*.whl")]
-        if len(wheels) != 1:
-            left = f"{len(wheels)} wheels in {{dest}}, but one is expected"
-            raise UserError(f"the option `repair` left {left}")
-        repaired = read(wheels[0])
-        found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
-        relinked = {
-            path: _relinked(found.files[path], library, provided)
-            for path, library in found.libraries.items()
-        }
-        found = found.with_files({**found.files, **relinked})
+    if repair:
+        repair(built.path, folder)
+    else:
+        tagged = _with_own_tag(built, work / "built", used.target)
+        names = {x.name for place in provided for x in place.glob("*.so*")}
+        _repair(tagged, folder, names | built.brought)
+    wheels = [*folder.glob("*.whl")]
+    if len(wheels) != 1:
+        left = f"{len(wheels)} wheels in {{dest}}, but one is expected"
+        raise UserError(f"the option `repair` left {left}")
+    repaired = read(wheels[0])
+    found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
+    relinked = {
+        path: _relinked(found.files[path], library, provided)
+        for path, library in found.libraries.items()
+    }
+    found = found.with_files({**found.files, **relinked})
     classic = bool(found.classic_use)
-    version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
+    version = _labelled(str(found.version), used.target, classic)
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"
     info = f"{new}.dist-info"
