@@ -29,5 +29,4 @@ class TestsError(UserError):
 
 def of_code(code: int) -> type[UserError]:
     """The kind of failure that ends the command with that exit code."""
-    kinds = (BuildError, RefusedError, TestsError)
-    return next((kind for kind in kinds if kind.code == code), UserError)
+    return next((kind for kind in UserError.__subclasses__() if kind.code == code), UserError)

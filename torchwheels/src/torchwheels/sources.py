@@ -95,21 +95,21 @@ def fetch(source: str, into: Path) -> Fetched:
     if source.startswith("git+"):
         return _clone(source, into)
     if path.is_dir():
-        found = replace(_copy(path, into), project=str(path.resolve()))
+        _copy(path, into)
         commit = _commit_of(path)
-        return replace(found, origin=f"git:{commit}") if commit else found
+        origin = f"git:{commit}" if commit else f"sha256:{hash_of_folder(into)}"
+        return Fetched(into, origin, str(path.resolve()))
     if path.is_file():
-        return replace(_unpack(path, into), project=str(path.resolve()))
+        return Fetched(into, _unpack(path, into), str(path.resolve()))
     try:
         requirement = Requirement(source)
     except InvalidRequirement:
         raise UserError(f"there is no {source}: {EXPECTED}") from None
     with scratch() as folder:
-        found = _unpack(_download(requirement, folder), into)
-    return replace(found, project=requirement.name)
+        return Fetched(into, _unpack(_download(requirement, folder), into), requirement.name)
 
 
-def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
+def _copy(folder: Path, into: Path, built_in: bool = True) -> None:
     """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
     ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
     if built_in:  # what earlier builds leave at its top, and setuptools would pack again
@@ -132,7 +132,6 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
     shutil.copytree(folder, into, symlinks=True, ignore=left_out)
     if _ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD"):
         _copy_commits(folder, into)
-    return Fetched(into, f"sha256:{hash_of_folder(into)}")
 
 
 def _status(folder: Path) -> Iterator[tuple[str, str]]:
@@ -264,7 +263,8 @@ def _seen(path: Path) -> str:
     return f"{path.readlink()} {found.st_size} {found.st_size and found.st_mtime_ns}"
 
 
-def _unpack(archive: Path, into: Path) -> Fetched:
+def _unpack(archive: Path, into: Path) -> str:
+    """Unpacks an archive of sources; returns its hash."""
     if archive.suffix == ".whl":
         raise UserError(f"{archive.name} is a wheel, which is built already: {EXPECTED}")
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
@@ -274,7 +274,7 @@ def _unpack(archive: Path, into: Path) -> Fetched:
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
         # All of it: nobody has built in it. A git of it would run commands that its settings name.
         shutil.copytree(top, into, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    return Fetched(into, f"sha256:{sha256(archive)}")
+    return f"sha256:{sha256(archive)}"
 
 
 def _extract(archive: Path, into: Path) -> None:

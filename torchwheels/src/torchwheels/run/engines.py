@@ -1,6 +1,5 @@
 """The engine of containers, Docker's or podman's: here, or where DOCKER_HOST or a context says."""
 
-import codecs
 import contextlib
 import json
 import os
@@ -185,14 +184,15 @@ class Container:
     ) -> tuple[int, bytes]:
         """Runs a command; passes on what it says to standard error. Returns its exit code, and its other output."""
         made = self._api.exec_create(self._container.id, command, environment=dict(variables))
-        output, shown = b"", _Shown()
+        output = rest = b""
         with processes.limited(limit, self._container.kill) as late:
             try:
                 for out, err in self._api.exec_start(made["Id"], stream=True, demux=True):
                     output = (output + (out or b""))[:_ANSWER]
-                    shown.add(err or b"")
+                    *lines, rest = (rest + (err or b"")).split(b"\n")
+                    _show(lines)
             finally:
-                shown.end()
+                _show([rest] if rest else [])
         if late.is_set():
             raise TimeoutError
         return int(self._api.exec_inspect(made["Id"])["ExitCode"]), output
@@ -203,19 +203,9 @@ class Container:
         self._container.commit(repository, tag)
 
 
-class _Shown:
-    """Prints whole lines, without passwords, of what comes in parts."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
-
-    def add(self, part: bytes) -> None:
-        lines, newline, self._rest = (self._rest + self._decoder.decode(part)).rpartition("\n")
-        print(masked(lines), end=newline, flush=True)
-
-    def end(self) -> None:
-        print(masked(self._rest), end="\n" if self._rest else "", flush=True)
+def _show(lines: list[bytes]) -> None:
+    for line in lines:  # whole ones, in which no password is cut in two
+        print(masked(line.decode(errors="replace")), flush=True)
 
 
 def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

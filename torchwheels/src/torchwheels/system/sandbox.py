@@ -86,13 +86,11 @@ def main() -> None:
         _, most = resource.getrlimit(limit)
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(limit, (value, value))
-    answer = {}
     try:
         readable, writable, reader, arguments = pickle.load(sys.stdin.buffer)
         with contextlib.suppress(OSError):  # of a kernel that lets only root do this, or nobody
             _confine(map(Path, (*_SYSTEM, *readable)), writable)
-        answer["result"] = reader(*arguments)
-        text = json.dumps(answer)
+        text = json.dumps({"result": reader(*arguments)})
     except UserError as error:
         text = json.dumps({"refused": str(error)})
     except MemoryError:
