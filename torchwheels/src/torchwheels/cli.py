@@ -165,8 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     command = add(_targets, "targets", said, "--config", aliases=["cells"])
     said = "which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9"
     command.add_argument("pattern", nargs="*", help=said)
-    add(_schema, "schema", "print a JSON schema of the options, for editors")
-    add(_env, "env", "say what is kept between builds, and how large it is")
+    said = "print a JSON schema of the options, for editors"
+    add(lambda _: print(json.dumps(schema.schema(), indent=2)), "schema", said)
+    said = "say what is kept between builds, and how large it is"
+    add(lambda _: print(*cache.lines(), sep="\n"), "env", said)
     command = add(_clean, "clean", "remove what is kept between builds")
     said = "which, as `env` names it, such as 'build/*' (default: all)"
     command.add_argument("pattern", nargs="*", default=["*"], help=said)
@@ -386,14 +388,6 @@ def _targets(given: argparse.Namespace) -> None:
         named = " or ".join(given.pattern)
         raise UserError(f"no target is named {named}: `torchwheels targets` lists all")
     print(*output.in_columns(rows), sep="\n")
-
-
-def _schema(given: argparse.Namespace) -> None:
-    print(json.dumps(schema.schema(), indent=2))
-
-
-def _env(given: argparse.Namespace) -> None:
-    print(*cache.lines(), sep="\n")
 
 
 def _clean(given: argparse.Namespace) -> None:

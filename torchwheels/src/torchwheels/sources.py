@@ -363,16 +363,15 @@ def _download(requirement: Requirement, folder: Path) -> Path:
         with _answering(requirement):
             # Withdrawn ones only where the version is named, as pip.
             best, _, candidates = finder.find_best_match(requirement)
-        if best is None:
-            offered = (x for x in candidates if x.link.yank_reason is None)
-            found = {Version(each.version or "0") for each in offered}
-            _check_found(requirement, found)
-            newest = f"the newest versions are {', '.join(map(str, sorted(found)[:-4:-1]))}"
-            raise UserError(f"there are no sources of {requirement}: {newest}")
-        print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
-        if best.link.yank_reason is not None:
-            print(f"torchwheels: {best.link.filename} was withdrawn: {best.link.yank_reason}")
-        with _answering(requirement):
+            if best is None:
+                offered = (x for x in candidates if x.link.yank_reason is None)
+                found = {Version(each.version or "0") for each in offered}
+                _check_found(requirement, found)
+                newest = f"the newest versions are {', '.join(map(str, sorted(found)[:-4:-1]))}"
+                raise UserError(f"there are no sources of {requirement}: {newest}")
+            print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
+            if best.link.yank_reason is not None:
+                print(f"torchwheels: {best.link.filename} was withdrawn: {best.link.yank_reason}")
             return download_link(finder.session, best.link, folder, best.link.hash_option)
     except (UnpackError, FileNotFoundError) as error:
         raise UserError(

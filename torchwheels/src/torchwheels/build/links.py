@@ -37,14 +37,10 @@ def check_linked(found: Wheel, links: Path, project: Project) -> None:
 
 
 def contents(data: bytes) -> str | None:
-    """A hash of what a linker put together; None where that is no library."""
+    """Hashes of what a linker put together; None where that is no library."""
     try:
         elf: Any = ELFFile(io.BytesIO(data))
-        sections = {name: elf.get_section_by_name(name) for name in _CONTENTS}
-        digest = hashlib.sha256()
-        for name, section in sections.items():
-            digest.update(f"{name} {section.data_size if section else 0}\n".encode())
-            digest.update(section.data() if section else b"")
-        return digest.hexdigest()
+        sections = [elf.get_section_by_name(name) for name in _CONTENTS]
+        return str([x and hashlib.sha256(x.data()).hexdigest() for x in sections])
     except (ELFError, ValueError, KeyError):
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.system import output, processes
+from torchwheels.system import processes
 
 # The caller's variables that a build sees, besides the configurations of pip and uv.
 _KEPT = {
@@ -21,7 +21,6 @@ _KEPT = {
 }  # fmt: skip
 _OF_UV = re.compile(r"UV_(?!PUBLISH_)")  # nothing is published here
 _TAKES_TIME = re.compile(r" *(Downloading|Downloaded|Building|Built|Updating|Updated) ")
-_SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 
 
 def clean_variables(home: Path) -> dict[str, str]:
@@ -41,12 +40,6 @@ def clean_variables(home: Path) -> dict[str, str]:
         variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-
-
-def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of code that installs nothing any more: it needs no password, and may print all that it sees."""
-    plain = {name: output.without_userinfo(value) for name, value in variables.items()}
-    return {name: value for name, value in plain.items() if not _SECRETS.fullmatch(name)}
 
 
 def uv(*words: str | Path) -> list[str]:

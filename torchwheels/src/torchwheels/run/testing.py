@@ -18,13 +18,14 @@ from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import TestsError, UserError
 from torchwheels.options import Project, Target
-from torchwheels.system import as_json, machines, marked, processes, sandbox, sha256, write_text
+from torchwheels.system import files, machines, processes, sandbox, sha256, without_userinfo
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
 """What a run of the tests leaves in the folder of its results."""
 
 _PLUGIN = "torchwheels_pytest"
+_SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 
 
 def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
@@ -105,8 +106,9 @@ def run_here(
         if not paths & {*each.parents}:  # with which it comes
             _copy((sources / project.subdirectory).resolve(), each, work)
     commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
-    own = environments.clean_variables(folder / "home")
-    variables = environments.without_secrets(own) | {
+    # Nothing is installed any more, so no password is needed, and all may be printed.
+    own = environments.clean_variables(folder / "home").items()
+    variables = {k: without_userinfo(v) for k, v in own if not _SECRETS.fullmatch(k)} | {
         "PATH": os.pathsep.join(map(str, commands)),
         "PYTEST_PLUGINS": _PLUGIN,
         "TORCHWHEELS_RECORD": str(results / RECORD),
@@ -184,7 +186,9 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
         return
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
-    destination = marked(dist) / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
+    destination = (
+        files.marked(dist) / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
+    )
     # Of a run that died before, on whichever device.
     destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
-    write_text(destination, as_json(record))
+    files.write_text(destination, files.as_json(record))

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import fnmatch
+import functools
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -60,16 +61,11 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
         yield folder
 
 
-_in_use: dict[Path, int] = {}
-"""The files of locks, which the end of the process closes."""
-
-
+@functools.cache
 def use(folder: Path) -> Path:
-    """The folder of the cache, which nobody removes before this process ends."""
-    if folder not in _in_use:
-        lock = folder.with_name(f"{folder.name}.used")
-        _in_use[folder] = os.open(lock, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
+    """The folder of the cache, which nobody removes before this process ends, and with it the lock."""
+    lock = os.open(folder.with_name(f"{folder.name}.used"), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     return folder
 
 
