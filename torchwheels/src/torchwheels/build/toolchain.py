@@ -52,9 +52,16 @@ def pip_toolkit(target: Target) -> tuple[str, ...]:
     """What pip must install for the target's CUDA compiler: nothing if CUDA_HOME has one."""
     if target.cuda is None or toolkit_of_cuda_home(target):
         return ()
-    if numbers(target.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc
-        raise UserError(_no_toolkit(target))
-    return (releases.load().toolkit,)
+    major = numbers(target.cuda.version)[0]
+    if major >= 13:  # pip's wheels of CUDA 12 hold no nvcc
+        return (releases.load().toolkit,)
+    home = os.environ.get("CUDA_HOME")
+    found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
+    raise UserError(
+        f"{target.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
+        f"CUDA_HOME to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
+        f"{target.image} with `--backend docker`"
+    )
 
 
 def toolkit_of_cuda_home(target: Target) -> CudaToolkit | None:
@@ -71,12 +78,8 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
     """The CUDA toolkit of the target: CUDA_HOME's where it fits, else pip's; None in a CPU target."""
     if target.cuda is None:
         return None
-    toolkit = toolkit_of_cuda_home(target)
     home = site_packages / "nvidia" / f"cu{numbers(target.cuda.version)[0]}"
-    if toolkit is None and (home / "bin" / "nvcc").is_file():
-        toolkit = read_toolkit(home)
-    if toolkit is None:
-        raise UserError(_no_toolkit(target))
+    toolkit = toolkit_of_cuda_home(target) or read_toolkit(home)
     nvcc = f"{toolkit.home}/bin/nvcc"
     known = processes.ask([nvcc, "--list-gpu-code"], check=True).stdout.split()
     # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
@@ -87,18 +90,6 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
             f"{', '.join(missing)} of {target.name}: set CUDA_HOME to CUDA {target.cuda.version}, or leave them out"
         )
     return toolkit
-
-
-def _no_toolkit(target: Target) -> str:
-    assert target.cuda is not None
-    major = numbers(target.cuda.version)[0]
-    home = os.environ.get("CUDA_HOME")
-    found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
-    return (
-        f"{target.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
-        f"CUDA_HOME to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
-        f"{target.image} with `--backend docker`"
-    )
 
 
 def make_driver(folder: Path, toolkit: CudaToolkit, compiler: str) -> Path:
