@@ -401,10 +401,6 @@ def _check_found(requirement: Requirement, found: Collection[object]) -> None:
         )
 
 
-# What reading an index raises where that is none.
-_UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError)
-
-
 @contextlib.contextmanager
 def _answering(requirement: Requirement) -> Iterator[None]:
     try:
@@ -414,7 +410,7 @@ def _answering(requirement: Requirement) -> Iterator[None]:
             f"{error.request.url.host} does not answer ({error}): check the network and pip's "
             "configuration, or name a folder or an archive"
         ) from None
-    except _UNREADABLE as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # where it is no index
         raise UserError(
             f"an index that pip is configured for says of {requirement.name} what cannot be read ({error}): check its "
             "address, or name a folder or an archive"

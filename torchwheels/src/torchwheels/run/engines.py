@@ -199,8 +199,7 @@ class Container:
 
     def commit(self, name: str) -> None:
         """Makes an image of what it holds."""
-        repository, _, tag = name.partition(":")
-        self._container.commit(repository, tag)
+        self._container.commit(*name.split(":"))
 
 
 def _show(lines: list[bytes]) -> None:

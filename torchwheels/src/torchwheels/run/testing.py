@@ -61,9 +61,8 @@ def works_with(found: Wheel, target: Target) -> bool:
     of_label = re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in)
     if not of_label or machines.of_name(built_in) != target.machine:
         return False
-    torches = (
-        found.torch_requirement or SpecifierSet()
-    )  # which the audit has compared with the libraries
+    # What the wheel requires the audit has compared with its libraries.
+    torches = found.torch_requirement or SpecifierSet()
     return torches.contains(target.torch, prereleases=True) and found.takes(target)
 
 
@@ -185,10 +184,8 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     elif code in (0, 2, 4, 130, 143):
         return
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
-    device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
-    destination = (
-        files.marked(dist) / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
-    )
+    device, digest = re.sub(r"[^a-z0-9]+", "-", record["device"].lower()), record["sha256"][:12]
+    folder = files.marked(dist) / "tests" / target.name
     # Of a run that died before, on whichever device.
-    destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
-    files.write_text(destination, files.as_json(record))
+    (folder / f"{digest}-unknown.json").unlink(missing_ok=True)
+    files.write_text(folder / f"{digest}-{device}.json", files.as_json(record))
