@@ -44,7 +44,7 @@ def read_toolkit(home: Path) -> CudaToolkit:
         way_out = "set it to the folder of a CUDA toolkit, or unset it"
         raise UserError(f"CUDA_HOME is {home}, but there is no {nvcc}: {way_out}")
     said = processes.ask([nvcc, "--version"], check=True).stdout
-    (version,) = re.findall(r"\bV(\d+\.\d+(?:\.\d+)?)", said)
+    version, *_ = re.findall(r"\bV(\d+\.\d+(?:\.\d+)?)", said)
     return CudaToolkit(home, version)
 
 
