@@ -94,5 +94,4 @@ def gpus() -> list[str]:
         done = processes.ask(command, timeout=30)
     except (OSError, subprocess.TimeoutExpired):  # it is the driver's
         return []
-    said = "" if done.returncode else done.stdout
-    return sorted({*re.findall(r"^\d+\.\d+$", said, re.MULTILINE)})
+    return sorted({*re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE)})
