@@ -700,7 +700,7 @@ def test_the_compiler_cache_is_called_alike_by_builds_of_other_targets(tmp_path:
     said = 'compiler=$1; cat "$compiler"; shift; printf "%s|" "$@"; exec "$compiler" "$@"'
     (tmp_path / "cache").write_text(f"#!/bin/sh\n{said}\n")
     (tmp_path / "cache").chmod(0o755)
-    host = toolchain.host_compiler(machines.here())
+    host = toolchain.host_compiler(HERE)
 
     def called(folder: Path, version: str) -> str:
         folder.mkdir()

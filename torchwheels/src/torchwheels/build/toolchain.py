@@ -43,9 +43,11 @@ def read_toolkit(home: Path) -> CudaToolkit:
     if not nvcc.is_file():
         way_out = "set it to the folder of a CUDA toolkit, or unset it"
         raise UserError(f"CUDA_HOME is {home}, but there is no {nvcc}: {way_out}")
-    said = processes.ask([nvcc, "--version"], check=True).stdout
-    version, *_ = re.findall(r"\bV(\d+\.\d+(?:\.\d+)?)", said)
-    return CudaToolkit(home, version)
+    output = processes.ask([nvcc, "--version"], check=True).stdout
+    found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
+    if found is None:
+        raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
+    return CudaToolkit(home, found[1])
 
 
 def pip_toolkit(target: Target) -> tuple[str, ...]:

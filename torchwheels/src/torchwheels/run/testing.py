@@ -61,9 +61,10 @@ def works_with(found: Wheel, target: Target) -> bool:
     of_label = re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in)
     if not of_label or machines.of_name(built_in) != target.machine:
         return False
-    # What the wheel requires the audit has compared with its libraries.
-    torches = found.torch_requirement or SpecifierSet()
-    return torches.contains(target.torch, prereleases=True) and found.takes(target)
+    # Where the libraries use torch's C++, they say which torch; else the metadata do.
+    torches = found.torches if found.classic_use else str(found.torch_requirement or "")
+    fits = torches is not None and SpecifierSet(torches).contains(target.torch, prereleases=True)
+    return fits and found.takes(target)
 
 
 def install(project: Project, target: Target, path: Path, folder: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
+from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -184,7 +185,10 @@ class Wheel:
         needed = {name for library in self.libraries.values() for name in library.needed}
         others = frozenset(needed.difference(linux.LIBRARIES))
         options = {"disable_isa_ext_check": False, "allow_graft": False}
-        found = analyze_wheel_abi(None, None, self.path, others, **options)
+        try:
+            found = analyze_wheel_abi(None, None, self.path, others, **options)
+        except NonPlatformWheelError:
+            return "any"
         return str(found.overall_policy.name)
 
     @functools.cached_property
