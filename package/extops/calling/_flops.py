@@ -1,13 +1,12 @@
 """The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of GEMMs, as in torch."""
 
 import functools
+import math
 import sys
-from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from extops import _private
 from extops.binding import _schemas
@@ -15,68 +14,21 @@ from extops.binding import _schemas
 _COUNTER = "torch.utils.flop_counter"
 
 
-def _multiplied(rows: int, matrices: Sequence[Any]) -> int:
-    """The operations of GEMMs of so many rows by the weights among these tensors."""
-    weights: int = sum(x.numel() for x in matrices if x is not None and x.dim() == 2)
-    return 2 * rows * weights
-
-
-def _step(input: Tensor, *arguments: Any, **_: Any) -> int:
-    return _multiplied(input.shape[0], arguments[:-2])  # before both states
-
-
-def _step_input_backward(
-    grad_x: Tensor, grad_h_part: Tensor, grad_c_0: Tensor | None, *weights: Tensor, **_: Any
-) -> int:
-    return _multiplied(grad_x.shape[0], weights)
-
-
-def _step_parameters_backward(
-    facts: _schemas.CellFacts,
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    input: Tensor,
-    h_0: Tensor,
-    *_: Any,
-    **__: Any,
-) -> int:
-    return 2 * h_0.numel() * (facts.input * input.shape[1] + facts.recurrent * h_0.shape[1])
-
-
-def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
-    steps, batch, _ = input.shape
-    return _multiplied(steps * batch, arguments[:-3])  # before both states and lengths
-
-
-def _sequence_backward(
-    grad_output: Tensor | None,
-    grad_h_n: Tensor | None,
-    grad_c_n: Tensor | None,
-    weight_hh: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    *_: Any,
-    **__: Any,
-) -> int:
-    return _multiplied(cells.shape[:2].numel(), (weight_hh,))
+def _flops(operator: _schemas.Operator, *arguments: Any, **_: Any) -> int:
+    """Each row of a batch is multiplied by the weights, or takes part in their gradient."""
+    sizes = operator.check(*arguments[: len(operator.arguments)])
+    weights = (x for x in (*operator.arguments, *operator.results) if "weight" in x.name)
+    elements = sum(math.prod(_schemas.shape_of(x, sizes)) for x in weights)
+    return 2 * sizes["batch"] * sizes.get("time", 1) * elements
 
 
 def _register(counter: ModuleType) -> None:
-    operators = torch.ops.extops
-    formulas: dict[str, Callable[..., int]] = {}
-    for cell, facts in _schemas.CELLS.items():
-        formulas |= {
-            f"{cell}_sequence": _sequence,
-            f"{cell}_sequence_backward": _sequence_backward,
-            f"{cell}_step": _step,
-            f"{cell}_step_parameters_backward": functools.partial(_step_parameters_backward, facts),
-            f"{cell}_step_input_backward": _step_input_backward,
-        }
-    for name, formula in formulas.items():
-        operator = getattr(operators, name)
-        counter.register_flop_formula(operator, get_raw=True)(formula)
-        # Torch 2.4 registers it for the overload alone, where its counter does not look.
-        counter.flop_registry.setdefault(operator, formula)
+    for name, operator in _schemas.OPERATORS.items():
+        if operator.sizes:  # it is a cell's
+            packet, formula = getattr(torch.ops.extops, name), functools.partial(_flops, operator)
+            counter.register_flop_formula(packet, get_raw=True)(formula)
+            # Torch 2.4 registers it for the overload alone, where its counter does not look.
+            counter.flop_registry.setdefault(packet, formula)
 
 
 def provide() -> None:
