@@ -33,9 +33,8 @@ class Piece(NamedTuple):
         """Of the rows, where they differ."""
         return None if self.packing is None else self.packing[0]
 
-    def padded(self, packed: Tensor) -> Tensor:
-        """Its steps, ``[T, B, ...]``."""
-        rows = packed[self.rows]
+    def padded(self, rows: Tensor) -> Tensor:
+        """Its rows as steps, ``[T, B, ...]``."""
         shape = self.steps, self.batch, *rows.shape[1:]
         if self.packing is None:
             return rows.reshape(shape)
@@ -64,9 +63,10 @@ def packing_of(name: str, batch_sizes: Tensor, batch: int, data: Tensor) -> Pack
     return steps - torch.searchsorted(batch_sizes.flip(0), count, right=True), places
 
 
-def pieces_of(name: str, batch_sizes: Tensor, bytes_of_row: int, data: Tensor) -> list[Piece]:
-    """One piece or, where that would pad many bytes, as few as pad few rows."""
-    sizes = batch_sizes.tolist()
+def pieces_of(
+    name: str, batch_sizes: Tensor, sizes: list[int], data: Tensor, bytes_of_row: int
+) -> list[Piece]:
+    """One piece or, where that would pad many bytes, as few as pad few rows. The ``sizes`` are numbers."""
     most = (len(sizes) * sizes[0] - len(data)) * bytes_of_row
     shares = _shares(sizes) if most > _FEW_BYTES else [(0, len(sizes))]
     pieces, first = [], 0

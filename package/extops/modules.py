@@ -253,48 +253,36 @@ class Layers(torch.nn.Module, HasStates):
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
         _checks.check_dims(self._name, "input.data", data, "rows, input_features")
+        # Numbers take less time than tensors, which sizes are within a trace, and so of any size.
         is_tracing = _autograd.is_tracing()
-        # Numbers take less time than tensors, which sizes are within a trace.
         sizes: Any = batch_sizes if is_tracing else batch_sizes.tolist()
         states = self._checked_states(data, given, sizes[0])
         if to_sorted is not None and given is not None:
             states = tuple(x.index_select(1, to_sorted) for x in states)
-        found = None
-        if not is_tracing:
+        if is_tracing:
+            packing = _packing.packing_of(self._name, batch_sizes, sizes[0], data)
+            pieces = [_packing.Piece(slice(None), sizes.shape[0], sizes[0], packing)]
+        else:
             _check_packed(self._name, data, sizes)
-            found = self._forward_rows(data, sizes, states)
-        rows, states = found or self._forward_ragged(data, batch_sizes, states)
+            width = data.shape[1] + _SAVED_PER_UNIT * getattr(self, self._size)
+            given_rows = batch_sizes, sizes, data
+            pieces = _packing.pieces_of(self._name, *given_rows, width * data.element_size())
+        rows, states = self._forward_pieces(pieces, data, states)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
 
-    def _forward_rows(self, rows: Tensor, sizes: list[int], states: States) -> Results | None:
-        """The results if no row needs padding, else None. Rows of equal lengths are treated as if they were not packed,
-        as in torch. ``sizes`` are the batch sizes.
-        """
-        steps, batch = len(sizes), sizes[0]
-        if rows.shape[0] < steps * batch:
-            return None
-        padded = rows.reshape(steps, batch, rows.shape[1])
-        output, states = self._forward_padded(padded, states, batch_first=False)
-        return output.flatten(0, 1).clone(), states  # no view, see _unsqueezed
-
-    def _forward_ragged(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results:
-        # Within a trace both are tensors, and so of any size.
-        steps = batch_sizes.shape[0]
-        is_tracing = _autograd.is_tracing()
-        batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
-        if not is_tracing:
-            width = rows.shape[1] + _SAVED_PER_UNIT * getattr(self, self._size)
-            pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
-            if len(pieces) > 1:
-                run = functools.partial(self._run_pieces, pieces)
-                return self._forward_layers(run, self._dropped, rows, states)
-        packing = _packing.packing_of(self._name, batch_sizes, batch, rows)
-        padded = rows.new_zeros(steps * batch, *rows.shape[1:]).index_copy(0, packing[1], rows)
-        padded = padded.view(steps, batch, *rows.shape[1:])
+    def _forward_pieces(
+        self, pieces: Sequence[_packing.Piece], rows: Tensor, states: States
+    ) -> Results:
+        if len(pieces) > 1:
+            run = functools.partial(self._run_pieces, pieces)
+            return self._forward_layers(run, self._dropped, rows, states)
+        # Rows of equal lengths are treated as if they were not packed, as in torch.
+        padded, packing = pieces[0].padded(rows), pieces[0].packing
         output, states = self._forward_padded(padded, states, packing, batch_first=False)
-        return output.flatten(0, 1).index_select(0, packing[1]), states
+        rows = pieces[0].packed(output)
+        return rows if packing else rows.clone(), states  # no view, as in _forward_layers
 
     def _run_pieces(
         self, pieces: Sequence[_packing.Piece], rows: Tensor, *arguments: Tensor, reverse: bool
@@ -304,7 +292,7 @@ class Layers(torch.nn.Module, HasStates):
 
         def run(place: int, states: States) -> Results:
             piece = pieces[place]
-            given = piece.padded(rows), *states, *arguments[number:]
+            given = piece.padded(rows[piece.rows]), *states, *arguments[number:]
             output, states = self._run(*given, lengths=piece.lengths, reverse=reverse)
             return piece.packed(output), states
 
