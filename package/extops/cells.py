@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,8 +55,7 @@ class LoadedCell:
         def step(gates: Tensor, old_c: Tensor) -> Pair:
             return self.step(gates, old_c)
 
-        backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
-        self.composition = compositions.cell_of_parts(self.facts, step, backward)
+        self.composition = compositions.cell_of_parts(self.facts, step)
         self.cell = Cell(self.name, composition=self.composition)
 
     def __call__(
@@ -220,30 +219,6 @@ def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
             f"load_cell: expected `sources` with one line EXTOPS_CELL({name}, ...), "
             f"but they define {', '.join(defined) or 'no cell'}"
         )
-
-
-def _backward_of(step: Step) -> Callable[..., Pair]:
-    def backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
-        _, pull_back = cast("Any", torch.func).vjp(step, gates, old_c)
-        gradients: Pair = pull_back((grad_h, grad_c))
-        return gradients
-
-    return backward
-
-
-def _backward_of_new(step: Step) -> Callable[..., Pair]:
-    """The backward from the cell state after the step. This is linear in the state before, with a factor that depends
-    on the gates alone (``to_old_c`` in ``csrc/cells/cell.h``).
-    """
-    backward = _backward_of(step)
-
-    def backward_of_new(grad_h: Tensor, grad_c: Tensor, gates: Tensor, new_c: Tensor) -> Pair:
-        _, offset = step(gates, torch.zeros_like(new_c))
-        factor = step(gates, torch.ones_like(new_c))[1] - offset
-        old_c = (new_c - offset) / torch.where(factor == 0, 1, factor)
-        return backward(grad_h, grad_c, gates, old_c)
-
-    return backward_of_new
 
 
 class CellLayer(NewLayers):

@@ -59,13 +59,6 @@ def _lltm_shapes(features: int, units: int) -> Shapes:
     return {"weights": (3 * units, units + features), "bias": (3 * units,)}
 
 
-def _plain(gates: Callable[..., Tensor], step: Step) -> compositions.Cell:
-    def backward(*_: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError  # gradients are autograd's
-
-    return compositions.Cell(gates, step, backward, saves_new_c=False)
-
-
 def _kind(
     count: int,
     step: Step,
@@ -83,7 +76,7 @@ def _kind(
         }
 
     gates = functools.partial(compositions.gates_of_parts, count=count, first_input=first_input)
-    return Kind(_plain(gates, step), shapes, **options)
+    return Kind(compositions.Cell(gates, step, saves_new_c=False), shapes, **options)
 
 
 @functools.cache
@@ -121,7 +114,7 @@ KINDS = {
         layer=extops.RNN, cell=extops.RNNCell, torchs_layer=torch.nn.RNN, torchs_cell=torch.nn.RNNCell,
     ),
     "lltm": Kind(
-        _plain(compositions.lltm_gates, compositions.lltm_cell), _lltm_shapes,
+        compositions.Cell(compositions.lltm_gates, compositions.lltm_cell, saves_new_c=False), _lltm_shapes,
         function=lambda: extops.lltm_sequence, layer=extops.LLTMLayer, cell=extops.LLTM,
     ),
     # Cells of one's own: those of the package again, one with the input's weights in another order.

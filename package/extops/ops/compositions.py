@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,24 +46,6 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
 
 
-def lltm_cell_backward(
-    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
-) -> Pair:
-    """The gradients of :func:`lltm_cell` for its gates and its old cell state."""
-    zeros = torch.zeros_like(new_cell)
-    grad_h, grad_cell = (zeros if g is None else g for g in (grad_h, grad_cell))
-    before_input, before_output, candidate = gates.chunk(3, dim=1)
-    input_gate, output_gate = torch.sigmoid(before_input), torch.sigmoid(before_output)
-    squashed = torch.tanh(new_cell)
-    grad_new_cell = grad_cell + grad_h * output_gate * (1 - squashed**2)
-    grad_gates = (
-        grad_new_cell * F.elu(candidate) * input_gate * (1 - input_gate),
-        grad_h * squashed * output_gate * (1 - output_gate),
-        grad_new_cell * input_gate * torch.exp(candidate.clamp(max=0)),
-    )
-    return torch.cat(grad_gates, dim=1), grad_new_cell
-
-
 def valid_steps(lengths: Tensor, time: int) -> Tensor:
     """``[T, B]``: whether a step is valid, that is, within its row's length."""
     return torch.arange(time, device=lengths.device).unsqueeze(1) < lengths
@@ -96,22 +78,6 @@ def lstm_cell(gates: Tensor, old_c: Tensor) -> Pair:
     return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
 
-def lstm_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
-    """The gradients of :func:`lstm_cell` for its gates and its old cell state."""
-    before_i, before_f, before_g, before_o = gates.chunk(4, dim=1)
-    i, f, o = torch.sigmoid(before_i), torch.sigmoid(before_f), torch.sigmoid(before_o)
-    g = torch.tanh(before_g)
-    squashed = torch.tanh(f * old_c + i * g)
-    grad_new_c = grad_c + grad_h * o * (1 - squashed**2)
-    grad_gates = (
-        grad_new_c * g * i * (1 - i),
-        grad_new_c * old_c * f * (1 - f),
-        grad_new_c * i * (1 - g**2),
-        grad_h * squashed * o * (1 - o),
-    )
-    return torch.cat(grad_gates, dim=1), grad_new_c * f
-
-
 def gru_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The pointwise part of a GRU, from the input's part of the candidate, the gates r and z before their activations,
     and the recurrent part of the candidate. The hidden state is the cell state.
@@ -122,47 +88,16 @@ def gru_cell(gates: Tensor, old_c: Tensor) -> Pair:
     return new_c, new_c
 
 
-def gru_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
-    """The gradients of :func:`gru_cell` for its gates and its old cell state."""
-    n_x, before_r, before_z, n_h = gates.chunk(4, dim=1)
-    r, z = torch.sigmoid(before_r), torch.sigmoid(before_z)
-    n = torch.tanh(n_x + r * n_h)
-    grad_new_c = grad_c + grad_h
-    grad_n = grad_new_c * (1 - z) * (1 - n**2)
-    grad_gates = (
-        grad_n,
-        grad_n * n_h * r * (1 - r),
-        grad_new_c * (old_c - n) * z * (1 - z),
-        grad_n * r,
-    )
-    return torch.cat(grad_gates, dim=1), grad_new_c * z
-
-
-def _zeros_after(tensor: Tensor) -> Tensor:
-    """Zeros in the graph of ``tensor``: a result of an operator has a gradient, which is zero here."""
-    return tensor.masked_fill(tensor.new_ones((), dtype=torch.bool), 0)
-
-
 def rnn_tanh_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The pointwise part of a plain recurrent cell. The hidden state is the cell state."""
     h = torch.tanh(gates)
     return h, h
 
 
-def rnn_tanh_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
-    """The gradients of :func:`rnn_tanh_cell` for its gates and its old cell state."""
-    return (grad_c + grad_h) * (1 - torch.tanh(gates) ** 2), _zeros_after(grad_c)
-
-
 def rnn_relu_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The same with a rectifier."""
     h = torch.relu(gates)
     return h, h
-
-
-def rnn_relu_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
-    """The gradients of :func:`rnn_relu_cell` for its gates and its old cell state."""
-    return torch.where(gates <= 0, 0, grad_c + grad_h), _zeros_after(grad_c)
 
 
 def gates_of_parts(
@@ -198,13 +133,27 @@ class Cell:
     gates: Callable[..., Tensor]
     """Of the input, the parameters and the hidden state."""
     forward: Callable[[Tensor, Tensor], Pair]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Pair]
     saves_new_c: bool
-    """Whether ``backward`` gets the cell state after the step, or the one before."""
+    """Whether :meth:`backward` gets the cell state after the step, or the one before."""
 
     def over_sequences(self) -> tuple[_Function, _Function]:
         """The operator and its backward."""
         return in_float32(self.sequence), in_float32(self.sequence_backward)
+
+    def backward(self, grad_h: Tensor, grad_c: Tensor, gates: Tensor, saved_c: Tensor) -> Pair:
+        """The gradients of ``forward`` for its gates and its old cell state."""
+        vjp = cast("Any", torch.func).vjp
+        old_c = saved_c
+        if self.saves_new_c:
+            # This is linear in the state before, with a factor that depends on the gates alone (``to_old_c`` in
+            # csrc/cells/cell.h).
+            offset, slope = vjp(lambda c: self.forward(gates, c)[1], torch.zeros_like(saved_c))
+            (factor,) = slope(torch.ones_like(saved_c))
+            old_c = (saved_c - offset) / torch.where(factor == 0, 1, factor)
+        _, pull_back = vjp(self.forward, gates, old_c)
+        of_gates, of_c = pull_back((grad_h, grad_c))
+        # In the graph of grad_c, also where a cell does without its old state: a result of an operator has a gradient.
+        return of_gates, of_c + grad_c.masked_fill(grad_c.new_ones((), dtype=torch.bool), 0)
 
     def sequence(
         self,
@@ -294,21 +243,17 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 
-def cell_of_parts(
-    facts: _schemas.CellFacts,
-    forward: Callable[[Tensor, Tensor], Pair],
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Pair],
-) -> Cell:
+def cell_of_parts(facts: _schemas.CellFacts, forward: Callable[[Tensor, Tensor], Pair]) -> Cell:
     """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
     gates = functools.partial(gates_of_parts, count=facts.gates, first_input=facts.first_input)
-    return Cell(gates, forward, backward, bool(facts.saves_new_c))
+    return Cell(gates, forward, bool(facts.saves_new_c))
 
 
-_lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, bool(_schemas.CELLS["lltm"].saves_new_c))
-_lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell, lstm_cell_backward)
-_gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell, gru_cell_backward)
-_rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell, rnn_tanh_cell_backward)
-_rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell, rnn_relu_cell_backward)
+_lltm = Cell(lltm_gates, lltm_cell, bool(_schemas.CELLS["lltm"].saves_new_c))
+_lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell)
+_gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell)
+_rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell)
+_rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell)
 
 lltm_sequence, _ = _lltm.over_sequences()
 gru_sequence, _ = _gru.over_sequences()
