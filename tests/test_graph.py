@@ -68,6 +68,17 @@ class Closure(LastStates):
         return joined(self.rnn(packed)[1][0])
 
 
+class OtherName(Closure):
+    """The argument that is the module is not called `self`."""
+
+    def forward(module, input: Tensor, lengths: Any) -> Any:
+        def joined(states: Tensor) -> Tensor:
+            return torch.cat([module.embed.bias.sum() * x for x in states], dim=1)
+
+        packed = pack_padded_sequence(input, lengths, batch_first=True, enforce_sorted=False)
+        return joined(module.rnn(packed)[1][0])
+
+
 class TwoLayers(Tagger):
     """With what many do between them."""
 
@@ -98,6 +109,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "closure": lambda: Closure(is_sorted=False),
     "between": lambda: TwoLayers(is_sorted=False),
     "between_sorted": TwoLayers,
+    "other_name": lambda: OtherName(is_sorted=False),
 }
 
 

@@ -328,11 +328,13 @@ def trace_instead(
 
     def is_within(frame: Any) -> bool:
         while frame is not None:
-            found = frame.symbolic_locals.get("self")
+            # Of a method this is the object.
+            found = frame.symbolic_locals.get(next(iter(frame.f_code.co_varnames), ""))
             if isinstance(found, CellVariable):  # where a function within the method uses it, too
                 found = frame.output.side_effects.load_cell(found)
-            if found is not None and holds(getattr(found.realize(), "value", None)):
-                return True
+            with suppress(NotImplementedError):  # a list of tensors has no value
+                if found is not None and holds(getattr(found.realize(), "value", None)):
+                    return True
             frame = getattr(frame, "parent", None)
         return False
 
