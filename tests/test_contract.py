@@ -419,11 +419,14 @@ def test_other_inputs(what: str, name: str) -> None:
         torch.testing.assert_close(*plain)
 
 
-@by_layer
+@by_module
 def test_wrong_arguments(name: str) -> None:
+    """The errors name torch's class."""
     modules, input = pair(name), input_of(name)
     assert_same(modules, lambda it: it(input, None, None, None))
     assert_same(modules, lambda it: it(input, length=3))
+    assert_same(modules, lambda it: it())
+    assert_same(modules, lambda it: it(input, input=input))
 
 
 @by_module
@@ -465,6 +468,13 @@ def test_autocast_on_a_cpu(dtype: torch.dtype, name: str) -> None:
 
     if does_work(program, modules[1]):
         assert_same(modules, program, rtol=0.05, atol=0.05)
+    other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
+
+    def of_other(module: Any) -> Any:
+        with torch.autocast("cpu", dtype):
+            return module(input.to(other))
+
+    assert_same(modules, of_other, rtol=0.05, atol=0.05)
 
 
 @by_module
@@ -608,8 +618,9 @@ class Noted(nn.LSTM):
 
 def test_classes_of_users_that_pickle_in_their_own_way() -> None:
     ours = extops.accelerate(Reduced(FEATURES, STATE))
-    copied = pickle.loads(pickle.dumps(ours))
-    assert not torch.equal(copied.weight_hh_l0, ours.weight_hh_l0)
+    for copied in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours), copy.copy(ours)):
+        assert copied.__class__ is Reduced
+        assert not torch.equal(copied.weight_hh_l0, ours.weight_hh_l0)
     noted = extops.accelerate(Noted(FEATURES, STATE))
     for copied in (pickle.loads(pickle.dumps(noted)), copy.deepcopy(noted), copy.copy(noted)):
         assert copied.said == "kept"

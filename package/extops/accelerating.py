@@ -624,12 +624,18 @@ def _is_plain_tensor(x: Any) -> bool:
 
 
 def _suit(tensors: tuple[Any, ...], rows: Tensor) -> bool:
-    """Whether parameters and states are of the input's kind; autocast casts what is not."""
-    is_cast, dtype, device = _is_autocasting() and _autocast.is_cast(rows), rows.dtype, rows.device
+    """Whether parameters and states are of the input's kind; autocast casts what is float32."""
+    device = rows.device
+    dtypes: tuple[Any, ...] = (rows.dtype,)
+    if _is_autocasting() and _autocast.is_cast(rows) and (dtype := _autocast_dtype(rows)):
+        # Of the other 16-bit type torch's results are not those of a cast.
+        dtypes = torch.float32, dtype
+    if rows.dtype not in dtypes:
+        return False
     for x in tensors:  # as all(), in half the time
         if type(x) not in _autograd.TENSORS or x.layout is not torch.strided or x.device != device:
             return False
-        if not (_autocast.is_cast(x) if is_cast else x.dtype is dtype):
+        if x.dtype not in dtypes:
             return False
     return True
 
@@ -670,12 +676,17 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     torchs = next(kind for kind in looks.__mro__ if kind in _OURS)
     ours = _OURS[torchs]
     forwards = {"_forward_of_ours": ours.forward, "_forward_of_torchs": torchs.forward}
-    attributes = {"looks": looks, "torchs": torchs, "ours": ours, **forwards}
-    first = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
+    first: Any = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
+    of = first.forward
+    forward = types.FunctionType(of.__code__, of.__globals__, of.__name__, of.__defaults__)
+    forward.__qualname__ = torchs.forward.__qualname__  # which an error of wrong arguments names
+    attributes = {"looks": looks, "torchs": torchs, "ours": ours, "forward": forward, **forwards}
     names = {x: getattr(looks, x) for x in ("__module__", "__doc__", "__qualname__")}
     if looks is torchs:
         bases: tuple[type, ...] = first, ours
         return type(looks.__name__, bases, {**attributes, **names})
+    if (looks.__reduce__, looks.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+        attributes |= {"__copy__": None, "__deepcopy__": None}  # it copies in its own way
     # Its forward ends in super().forward(...): that is ours then.
     between = type(torchs.__name__, (first, torchs), {**attributes, "is_traced": False})
     # Its layout is that of the first of them, which an assignment to __class__ compares.
