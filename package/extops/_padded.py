@@ -27,10 +27,6 @@ class PaddedSequence:
         """
         self.rows, self.lengths, self.sent, self.number = rows, lengths, sent, number
 
-    def with_rows(self, rows: Tensor) -> PaddedSequence:
-        """What a layer makes of it."""
-        return PaddedSequence(rows, self.lengths, self.sent, self.number)
-
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """torch's. A subclass would be a tuple of what is packed, which Dynamo reads by its places."""

@@ -89,17 +89,6 @@ class LLTM(reference.LLTM):
     step = staticmethod(lltm)
     __prepare_scriptable__ = _checks.refuse_script
 
-    def __init__(
-        self,
-        input_features: int,
-        state_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        _checks.check_layer_sizes("LLTM", input_features=input_features, state_size=state_size)
-        _checks.check_layer_dtype("LLTM", dtype)
-        super().__init__(input_features, state_size, device, dtype)
-
     def forward(self, input: Tensor, state: State | None = None) -> State:
         """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
         if state is None:
@@ -245,7 +234,7 @@ class Layers(torch.nn.Module, HasStates):
         checked: Any = _in_graph.Checked(input.sent)
         output, last = self.forward(rows, state, checked)
         output = output.transpose(0, 1) if self.batch_first else output
-        return input.with_rows(output), last
+        return _padded.PaddedSequence(output, input.lengths, input.sent, input.number), last
 
     def _forward_packed(
         self, input: PackedSequence, given: States | None

@@ -1,10 +1,11 @@
-"""The operators in plain PyTorch calls, to compare with. Nothing here checks its input."""
+"""The operators in plain PyTorch calls, to compare with. Nothing here checks the input of a call."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from extops.binding import _checks
 from extops.calling._operator import reference_of
 from extops.ops.compositions import lltm
 from extops.ops.multiply import multiply as _multiply
@@ -26,6 +27,8 @@ class LLTM(torch.nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        _checks.check_layer_sizes("LLTM", input_features=input_features, state_size=state_size)
+        _checks.check_layer_dtype("LLTM", dtype)
         super().__init__()
         self.input_features = input_features
         self.state_size = state_size
