@@ -12,7 +12,6 @@ import os
 import platform
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +93,7 @@ class Table:
         self.file, self.machine = file, machine
         self.kinds: dict[str, Kind] = {}
         self._lock = threading.Lock()
-        for kind, of_kind in (self._read() or {}).get(machine, {}).items():
+        for kind, of_kind in self._read().get(machine, {}).items():
             for sizes, measured in of_kind.items():
                 self.kind(kind).add(_sizes_of(sizes), Measured(*measured))
 
@@ -112,12 +111,10 @@ class Table:
                 _logger.warning("extops: choices are kept for this process alone: %s", error)
                 self.file = None
 
-    def _read(self) -> dict[str, Any] | None:
-        """The machines of the file; None where it cannot be used, which ends the use of it."""
-        if self.file is None:
-            return {}
+    def _read(self) -> dict[str, Any]:
+        """The machines of the file; none where it cannot be used, which ends the use of it."""
         try:
-            if not self.file.exists():
+            if self.file is None or not self.file.exists():
                 return {}
             content = json.loads(self.file.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
@@ -135,27 +132,27 @@ class Table:
                 *(self.file, error, VARIABLE),
             )
             self.file = None
-            return None
+            return {}
         return machines
 
     def _write(self, kind: str, sizes: Sizes, measured: Measured) -> None:
         """Adds it to what other processes have written meanwhile; the file is always whole."""
-        if self.file is None:
+        if (file := self.file) is None:
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self.file.with_name(f".{self.file.name}.lock")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.with_name(f".{file.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             machines = self._read()
-            if machines is None:
+            if self.file is None:
                 return
             of_kind = machines.setdefault(self.machine, {}).setdefault(kind, {})
             of_kind[",".join(map(str, sizes))] = measured
             text = json.dumps({"format": _FORMAT, "machines": machines}, indent=1)
-            folder = self.file.parent
             with tempfile.NamedTemporaryFile(
-                "w", dir=folder, delete=False, encoding="utf-8"
+                "w", dir=file.parent, delete=False, encoding="utf-8"
             ) as new:
                 new.write(text)
-            Path(new.name).replace(self.file)
+            Path(new.name).replace(file)
 
 
 def _sizes_of(text: str) -> Sizes:
@@ -168,13 +165,6 @@ def _sizes_of(text: str) -> Sizes:
 def _check(way: str, torchs: float, ours: float) -> None:
     if not (way in (TORCH, OURS) or SEPARATOR in way) or not (torchs > 0 and ours > 0):
         raise ValueError(f"it has a choice {way!r} by {torchs!r} and {ours!r} seconds")
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _file() -> Path | None:
@@ -233,7 +223,7 @@ def choices() -> None:
     It is kept in the file that the environment variable ``EXTOPS_CHOICES`` names, by default ``extops/choices.json`` in
     the user's cache. ``EXTOPS_CHOICES=torch`` or ``extops`` forces one way instead.
     """
-    for each in tables():
+    for each in dict.fromkeys(map(table, range(-1, torch.cuda.device_count()))):
         if each.kinds:
             print(each.machine)
         for name, kind in each.kinds.items():
@@ -244,9 +234,3 @@ def choices() -> None:
                 )
                 taken = "" if SEPARATOR in way else way
                 print(f"  {taken:6}  {times}  {' x '.join(map(str, sizes)):>14}  {name}")
-
-
-def tables() -> list[Table]:
-    """Those of the GPUs, and of the CPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return list(dict.fromkeys(map(table, range(-1, count))))
