@@ -547,7 +547,7 @@ for owner, names in names_of.items():
     else:
         owner.__getattribute__ = hiding(object.__getattribute__, names)
 import extops
-from extops.ops import compositions
+from extops.ops import sequence
 
 assert [name for name, found in extops._private.IN_USE.items() if not found] == missing
 assert extops.calling._autograd.is_plain() == {is_plain}
@@ -563,7 +563,7 @@ def in_reverse(input, weights, bias, h, c):
 
 
 def in_reverse_by_cells(*inputs):
-    return compositions.lltm_sequence(*inputs, lengths, reverse=True)[:3]
+    return sequence.LLTM_CELL.reference(*inputs, lengths, reverse=True)[:3]
 
 
 def gru(input, h, *weights):
@@ -572,7 +572,7 @@ def gru(input, h, *weights):
 
 def gru_by_cells(input, h, weight_ih, weight_hh):
     biases = None, None
-    return compositions.gru_sequence(input, weight_ih, weight_hh, *biases, h, h, lengths)[:2]
+    return sequence.GRU_CELL.reference(input, weight_ih, weight_hh, *biases, h, h, lengths)[:2]
 
 
 def gradients(outputs, inputs):

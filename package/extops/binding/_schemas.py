@@ -63,14 +63,11 @@ class Operator:
         count = len(self.arguments)
         return arguments[:count], arguments[count:]
 
-    def check(self, *tensors: Tensor | None, op: str = "") -> dict[str, int]:
-        """Compares the arguments with what the operator takes; returns the sizes of a table.
-
-        Args:
-            tensors: in the operator's order; None where one is absent.
-            op: the name for messages, if not the operator's own.
+    def check(self, *tensors: Tensor | None) -> dict[str, int]:
+        """Compares the arguments, in the operator's order, with what it takes, None where one is absent; returns the
+        sizes of a table.
         """
-        op = op or self.name
+        op = self.name
         arguments: list[tuple[Row, Any]] = list(zip(self.arguments, tensors, strict=True))
         present = [(row, x) for row, x in arguments if not (x is None and row.optional)]
         required = [(row, x) for row, x in present if not row.optional]
@@ -79,7 +76,7 @@ class Operator:
         for row, tensor in present:
             _checks.check_matches(op, row.name, tensor, like_row.name, like)
         if not self.sizes:
-            self._check_broadcast(op, present)
+            self._check_broadcast(present)
             return {}
         for row, tensor in present:
             _checks.check_dims(op, row.name, tensor, row.axes)
@@ -99,14 +96,14 @@ class Operator:
                 )
         return sizes
 
-    def _check_broadcast(self, op: str, present: list[tuple[Row, Any]]) -> None:
+    def _check_broadcast(self, present: list[tuple[Row, Any]]) -> None:
         inputs = [(row.name, x) for row, x in present if row.name != self.out]
-        shape = _checks.broadcast_shape(op, inputs)
+        shape = _checks.broadcast_shape(self.name, inputs)
         for row, tensor in present:
             if row.name == self.out and not _checks.same_shape(tensor.shape, shape):
                 names = " and ".join(f"`{name}`" for name, _ in inputs)
                 raise RuntimeError(
-                    f"{op}: expected `{row.name}` to have shape {list(shape)}, the broadcast shape of {names}, "
+                    f"{self.name}: expected `{row.name}` to have shape {list(shape)}, the broadcast shape of {names}, "
                     f"but got {list(tensor.shape)}"
                 )
 

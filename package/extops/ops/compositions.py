@@ -123,9 +123,6 @@ def gates_of_parts(
     return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
 
 
-_Function = Callable[..., tuple[Tensor, ...]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A recurrent cell over sequences, as a composition of differentiable calls."""
@@ -135,10 +132,6 @@ class Cell:
     forward: Callable[[Tensor, Tensor], Pair]
     saves_new_c: bool
     """Whether :meth:`backward` gets the cell state after the step, or the one before."""
-
-    def over_sequences(self) -> tuple[_Function, _Function]:
-        """The operator and its backward."""
-        return in_float32(self.sequence), in_float32(self.sequence_backward)
 
     def backward(self, grad_h: Tensor, grad_c: Tensor, gates: Tensor, saved_c: Tensor) -> Pair:
         """The gradients of ``forward`` for its gates and its old cell state."""
@@ -254,6 +247,3 @@ _lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell)
 _gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell)
 _rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell)
 _rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell)
-
-lltm_sequence, _ = _lltm.over_sequences()
-gru_sequence, _ = _gru.over_sequences()

@@ -1,5 +1,6 @@
 """Elementwise multiplication."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from extops.calling import _autograd
 from extops.calling._operator import Gradient, operator
 
 _OP = "elementwise_mult"
+_CHECKED = dataclasses.replace(_schemas.OPERATORS["elementwise_mult_out"], name=_OP)
 
 _eager_mult_out = _autograd.eager("elementwise_mult_out", is_traced=False)
 _eager_backward = _autograd.eager("elementwise_mult_backward")
@@ -81,7 +83,7 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
-    _schemas.OPERATORS[_OP + "_out"].check(a, b, out, op=_OP)
+    _CHECKED.check(a, b, out)
     _refuse_gradients(a, b, out)
     if _shares_memory_within(out):
         raise RuntimeError(

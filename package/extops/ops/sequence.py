@@ -52,8 +52,8 @@ class Cell:
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
-        self.reference, backward = found.over_sequences()
-        self._register(backward)
+        self.reference = compositions.in_float32(found.sequence)
+        self._register(compositions.in_float32(found.sequence_backward))
 
     def _register(self, reference_backward: Callable[..., Any]) -> None:
         def kept(training: bool, *results: Any) -> Any:
@@ -210,11 +210,6 @@ class Cell:
             _check_lengths(self.name, lengths, arguments[0], batch)
 
 
-def _joined_gates(chunks: list[Chunk], reverse: bool | None) -> Tensor:
-    gates = [chunk.gates for chunk in chunks]
-    return gates[0] if len(gates) == 1 else torch.cat(gates[::-1] if reverse else gates)
-
-
 _EXPECTED_LENGTHS = "{}: expected `lengths` from 0 to {}"
 
 
@@ -316,7 +311,8 @@ class _Sequence(torch.autograd.Function):
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
             ctx.kept.check()
             is_same = _autograd.versions(ctx.biases) == ctx.versions
-            known_gates = None if is_same else _joined_gates(chunks, reverse)
+            in_order = [x.gates for x in (chunks[::-1] if reverse else chunks)]
+            known_gates = None if is_same else torch.cat(in_order)
 
             def composite(*inputs: Tensor) -> Any:
                 if reverse is not None:
