@@ -266,7 +266,7 @@ class Layers(torch.nn.Module, HasStates):
     ) -> Results:
         if len(pieces) > 1:
             run = functools.partial(self._run_pieces, pieces)
-            return self._forward_layers(run, self._dropped, rows, states)
+            return self._forward_layers(run, rows, states)
         # Rows of equal lengths are treated as if they were not packed, as in torch.
         padded, packing = pieces[0].padded(rows), pieces[0].packing
         output, states = self._forward_padded(padded, states, packing, batch_first=False)
@@ -311,9 +311,7 @@ class Layers(torch.nn.Module, HasStates):
     ) -> Results:
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
-        drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
-        together = self.bidirectional and self._fits(input)
-        return self._forward_layers(run, drop, input, states, None, batch_first, together)
+        return self._forward_layers(run, input, states, places=places, batch_first=batch_first)
 
     def _fits(self, input: Tensor) -> bool:
         """Whether both directions are computed at once: on a GPU, if the gates of both are few enough."""
@@ -324,22 +322,23 @@ class Layers(torch.nn.Module, HasStates):
     def _forward_layers(
         self,
         run: Run,
-        drop: Callable[[Tensor], Tensor],
         input: Tensor,
         states: States,
         parameters: Sequence[Sequence[Tensor]] | None = None,
+        *,
+        places: Tensor | None = None,
         batch_first: bool = False,
-        together: bool = False,
     ) -> Results:
-        """All layers. The parameters of each direction are given in plain calls, whose results are no views, which a
-        caller could not detach in place. Kernels on a GPU may compute the directions of a plain call ``together``.
+        """All layers, of steps or of packed rows; ``places`` are those of rows that were packed. The parameters of each
+        direction are given in plain calls, whose results are no views, which a caller could not detach in place.
         """
         is_plain = parameters is not None or _autograd.is_plain()
         if parameters is None:
             suffixes = map(self._suffixes, range(self.num_layers))
             parameters = [self._parameters_of(x) for of_layer in suffixes for x in of_layer]
         runs: Sequence[bool | None] = (False, True)[: 1 + self.bidirectional]
-        together = together and is_plain and _loader.binding == "stable"
+        may_be_together = self.bidirectional and is_plain and _loader.binding == "stable"
+        together = may_be_together and input.dim() == 3 and self._fits(input)
         if together:
             runs = (None,)
             pairs = zip(parameters[::2], parameters[1::2], strict=True)
@@ -351,7 +350,7 @@ class Layers(torch.nn.Module, HasStates):
         last: list[States] = []
         for at in range(0, len(initial), len(runs)):
             if at > 0:
-                input = drop(input)
+                input = self._dropped(input, places, batch_first)
             outputs = []
             for place, reverse in enumerate(runs, at):
                 output, final = run(input, *initial[place], *parameters[place], reverse=reverse)
@@ -365,9 +364,7 @@ class Layers(torch.nn.Module, HasStates):
             return input, tuple(map(_UNSQUEEZED, last[0]))
         return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
 
-    def _dropped(
-        self, input: Tensor, places: Tensor | None = None, batch_first: bool = False
-    ) -> Tensor:
+    def _dropped(self, input: Tensor, places: Tensor | None, batch_first: bool) -> Tensor:
         """What the next layer reads. As torch's, masks are drawn for the packed rows alone and, on a CPU, by steps."""
         if not (self.training and self.dropout > 0):
             return input

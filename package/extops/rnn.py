@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import functools
 from typing import Any, cast
 
 import torch
@@ -110,10 +109,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
         width = 4 if self.bias else 2
         of_layers = [*zip(*[iter(parameters)] * width, strict=True)]
-        drop = functools.partial(self._dropped, batch_first=batch_first)
         input = steps.transpose(0, 1) if batch_first else steps
-        together = self.bidirectional and self._fits(steps)
-        return self._forward_layers(run, drop, input, states, of_layers, batch_first, together)
+        return self._forward_layers(run, input, states, of_layers, batch_first=batch_first)
 
     def _checked_states(self, input: Tensor, given: Any, *batch: int) -> tuple[Tensor, ...]:
         _check_features(self.mode.partition("_")[0], input, self.input_size)
