@@ -679,6 +679,7 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     first: Any = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
     of = first.forward
     forward = types.FunctionType(of.__code__, of.__globals__, of.__name__, of.__defaults__)
+    forward.__doc__, forward.__annotations__ = of.__doc__, of.__annotations__
     forward.__qualname__ = torchs.forward.__qualname__  # which an error of wrong arguments names
     attributes = {"looks": looks, "torchs": torchs, "ours": ours, "forward": forward, **forwards}
     names = {x: getattr(looks, x) for x in ("__module__", "__doc__", "__qualname__")}

@@ -223,7 +223,8 @@ def choices() -> None:
     It is kept in the file that the environment variable ``EXTOPS_CHOICES`` names, by default ``extops/choices.json`` in
     the user's cache. ``EXTOPS_CHOICES=torch`` or ``extops`` forces one way instead.
     """
-    for each in dict.fromkeys(map(table, range(-1, torch.cuda.device_count()))):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for each in dict.fromkeys(map(table, range(-1, gpus))):
         if each.kinds:
             print(each.machine)
         for name, kind in each.kinds.items():
