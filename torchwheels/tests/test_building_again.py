@@ -127,7 +127,7 @@ def test_second_build_compiles_what_was_edited(
     assert built() == files
     source = source.rename(tmp_path / "another")
     assert built() == []
-    if cache == "sccache":  # ccache goes by the paths of headers, too
+    if cache == "sccache" and sample == "setuptools_without_ninja":  # its paths are relative
         assert built(dataclasses.replace(target, names_torch=False)) == []
     with (source / edited).open("a") as file:
         file.write("int edited() { return 1; }\n")

@@ -234,8 +234,9 @@ def find_launcher(folder: Path, work: Path) -> str:
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache of a build in `work` keep its files in `kept`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
-    # What another target's build has compiled of the same text serves this one.
-    found["SCCACHE_BASEDIRS"] = str(work)
+    # What another target's build has compiled of the same text serves this one. In the text are paths of our headers,
+    # which do not count, and maybe of sources, which do: where a macro has them, the compiled code has them, too.
+    found["SCCACHE_BASEDIRS"] = str(work / "compilers")
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
     return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 
