@@ -120,19 +120,83 @@ def test_second_build_compiles_what_was_edited(
     source = shutil.copytree(SAMPLES / sample, tmp_path / "source")
     options = project.Project(config_settings=SETTINGS.get(sample, {}))
 
-    def built(target: Target = target, fresh: bool = False) -> list[str]:
+    def built(fresh: bool = False) -> list[str]:
         build.build_wheel(options, target, fetched(source), tmp_path / "dist", fresh=fresh)
         return sorted(set(compilers.compiled(source)))
 
     assert built() == files
     source = source.rename(tmp_path / "another")
     assert built() == []
-    if cache == "sccache" and sample == "setuptools_without_ninja":  # its paths are relative
-        assert built(dataclasses.replace(target, names_torch=False)) == []
     with (source / edited).open("a") as file:
         file.write("int edited() { return 1; }\n")
     assert built() == [edited]
     assert built(fresh=True) == files
+
+
+# Compiles by options that hold no path; what the second and the third say is this build's.
+WRITES_SOURCES = """
+import os, subprocess
+from pathlib import Path
+from setuptools import Extension, setup
+label = os.environ["LABEL"]
+Path("label.h").write_text(f'#define LABEL "{label} in {os.getcwd()}"')
+Path("data.bin").write_text(label)
+for name in ("same", "label", "data"):
+    subprocess.run(f"g++ -fPIC -O1 -c {name}.cpp -o {name}.o", shell=True, check=True)
+objects = ["same.o", "label.o", "data.o"]
+setup(name="sample", version="0.1", ext_modules=[Extension("sample", ["sample.cpp"], extra_objects=objects)])
+"""
+SOURCES = {
+    "same": "int same() { return 42; }",
+    "label": '#include "label.h"\nconst char* label = LABEL;',
+    "data": r"""asm(".globl data\ndata: .incbin \"data.bin\"\n.byte 0\n");""",
+    "sample": """
+#include <Python.h>
+extern const char* label;
+extern "C" const char data[];
+int same();
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "sample", 0, -1, 0};
+PyMODINIT_FUNC PyInit_sample() {
+    PyObject* made = PyModule_Create(&module);
+    PyModule_AddStringConstant(made, "label", label);
+    PyModule_AddStringConstant(made, "data", data);
+    PyModule_AddIntConstant(made, "same", same());
+    return made;
+}
+""",
+}
+
+
+def test_builds_of_other_targets_share_what_does_not_differ(
+    compilers: Compilers, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what a build has written into a header, and what an assembler reads, of which no cache knows."""
+    launcher = sccache(tmp_path / "sccache")
+    monkeypatch.setattr(toolchain, "find_launcher", lambda *_: launcher)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(WRITES_SOURCES)
+    for name, text in SOURCES.items():
+        (source / f"{name}.cpp").write_text(f"{text}\n")
+
+    def said(label: str, target: Target) -> list[str]:
+        options = project.Project(environment={"LABEL": label})
+        folder = tmp_path / label / target.name
+        found = build.build_wheel(options, target, fetched(source), folder)
+        assert found
+        question = "sample.label, sample.data, sample.same"
+        return ask(found, folder / "installed", question, "sample").split()
+
+    other = dataclasses.replace(target, names_torch=not target.names_torch)
+    label, _, folder, *rest = said("one", target)
+    assert (label, rest) == ("one", ["one", "42"])
+    assert {*SOURCES} == {x.removesuffix(".cpp") for x in compilers.compiled(source)}
+    label, _, of_other, *rest = said("two", other)
+    assert (label, rest) == ("two", ["two", "42"])
+    assert folder.replace(target.name, other.name) == of_other != folder
+    assert "same.cpp" not in compilers.compiled(source)
+    assert said("two", target) == ["two", "in", folder, "two", "42"]
+    assert said("one", other) == ["one", "in", of_other, "one", "42"]
 
 
 def test_files_of_a_project_without_ninja_are_compiled_two_at_a_time(

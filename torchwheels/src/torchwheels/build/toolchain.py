@@ -14,7 +14,7 @@ from torchwheels.build import stubs
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, numbers, releases, sm
-from torchwheels.system import Machine, processes
+from torchwheels.system import Machine, processes, sha256
 from torchwheels.wheel import DRIVER
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
@@ -194,6 +194,7 @@ def make_wrappers(
     commands = folder / "bin"
     commands.mkdir()
     (folder / LINKS).mkdir()
+    # One that changes code belongs in cached_compiler, by whose text the cache goes: these only name paths.
     flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
     settings = {
         "launcher": launcher,
@@ -208,15 +209,13 @@ def make_wrappers(
     flag = "-fno-canonical-system-headers"
     lines += [f'case ${{0##*/}} in *clang*) ;; *) flags="$flags {flag}" ;; esac']
     lines += ["case ${0##*/} in"]
-    # The cache goes by the text of the compiler that it calls: all builds shall have the same.
     (commands / "cached").mkdir()
-    with_flags = (WRAPPERS / "shell" / "cached_compiler").read_text()
+    cached = (WRAPPERS / "shell" / "cached_compiler").read_text()
     for name, path in _compilers(compiler).items():
         lines += [f"    {name}) compiler={shlex.quote(path)} ;;"]
         shutil.copy(WRAPPERS / "shell" / "compiler", commands / name)
         (commands / name).chmod(0o755)
-        last = f'# {compiler.version}\nexec {shlex.quote(path)} "$@"\n'
-        (commands / "cached" / name).write_text(with_flags + last)
+        (commands / "cached" / name).write_text(f"{cached}# {sha256(Path(path))}\n")
         (commands / "cached" / name).chmod(0o755)
     (commands / "settings").write_text("\n".join([*lines, "esac", ""]))
     return commands
@@ -237,6 +236,8 @@ def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     # What another target's build has compiled of the same text serves this one. In the text are paths of our headers,
     # which do not count, and maybe of sources, which do: where a macro has them, the compiled code has them, too.
     found["SCCACHE_BASEDIRS"] = str(work / "compilers")
+    # It would look for other headers where the build had them that compiled first.
+    found["SCCACHE_DIRECT"] = "false"
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
     return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 

@@ -276,8 +276,8 @@ def _covers(limit: str | None, claimed: str | None) -> bool:
         return False
     if limit is None:
         return claimed.startswith("==")
-    pythons = SpecifierSet(claimed).filter(f"3.{minor}" for minor in range(100))
-    return all(map(SpecifierSet(limit).contains, pythons))
+    pythons = [*SpecifierSet(claimed).filter(f"3.{minor}" for minor in range(100))]
+    return bool(pythons) and all(map(SpecifierSet(limit).contains, pythons))
 
 
 def serves(target: Target, pythons: str | None, tag: str) -> bool:
