@@ -152,7 +152,7 @@ def test(session: nox.Session) -> None:
         "--wheel FILE` tests another."
     )
     session.log(
-        "This takes 8 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+        "This takes 7 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     if has_gpu:  # cells of one's own are compiled
         add_cuda_compiler(session, target)
@@ -307,7 +307,7 @@ def torch_tests(session: nox.Session) -> None:
 @nox.parametrize("torch", ["2.4", minor(OPTIONS.stable)], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
     """Tests the operators of docs/write-an-operator.md in a copy of the tree, and the cell of docs/write-a-cell.md."""
-    session.log("This takes about 4 minutes, and once the download of torch (0.2 to 3 GB).")
+    session.log("This takes about 2 minutes, and once the download of torch (0.2 to 3 GB).")
     add_torch(session, f"3.11-cpu-torch{torch}")
     session.install(*OPTIONS.tests.requires, *group("build"))
     tree = Path(session.create_tmp()).resolve() / "tree"

@@ -162,6 +162,7 @@ def test_tests_of_the_tools_run_when_asked_for(
     assert sorted({line.split("::")[0] for line in output.splitlines() if "::" in line}) == found
 
 
+@pytest.mark.slow
 def test_slow_tests_run_when_asked_for(suite: Path) -> None:
     status, output = run_suite(suite, "--thorough", "-k", "test_for_minutes")
     assert status == 0 and "1 passed" in output

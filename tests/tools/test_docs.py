@@ -265,6 +265,7 @@ def test_files_that_pages_name_exist(page: Path) -> None:
         assert (ROOT / name).exists() or (page.parent / name).exists(), name
 
 
+@pytest.mark.slow
 def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> None:
     made = generate()
     monkeypatch.setattr(made, "FOLDER", tmp_path)
