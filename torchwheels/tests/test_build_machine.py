@@ -19,7 +19,7 @@ import pytest
 
 from forged_wheels import find_nvcc
 from torchwheels import environments
-from torchwheels.build import check_import, toolchain
+from torchwheels.build import check_import, links, toolchain
 from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
@@ -693,6 +693,16 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     command = [*shlex.split(found["PYTORCH_NVCC"]), *long, "-c", "x.cu", "-DTEXT=a b"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"
+
+
+def test_what_has_no_code_is_nothing_that_a_linker_made(tmp_path: Path) -> None:
+    """Two files without sections hold different things, and would count as one."""
+    command = ["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(tmp_path / "x.so")]
+    subprocess.run(command, check=True)
+    data = (tmp_path / "x.so").read_bytes()
+    assert links.contents(data)
+    # Without where the sections are, and how many.
+    assert links.contents(data[:0x28] + bytes(8) + data[0x30:0x3C] + bytes(4) + data[0x40:]) is None
 
 
 def test_the_compiler_cache_is_called_alike_by_builds_of_other_targets(tmp_path: Path) -> None:

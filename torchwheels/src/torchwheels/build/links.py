@@ -40,6 +40,8 @@ def contents(data: bytes) -> str | None:
     """Hashes of what a linker put together; None where that is no library."""
     try:
         elf: Any = ELFFile(io.BytesIO(data))
+        if elf.get_section_by_name(".text") is None:
+            return None
         sections = [elf.get_section_by_name(name) for name in _CONTENTS]
         return str([x and hashlib.sha256(x.data()).hexdigest() for x in sections])
     except (ELFError, ValueError, KeyError):
