@@ -152,7 +152,7 @@ def test(session: nox.Session) -> None:
         "--wheel FILE` tests another."
     )
     session.log(
-        "This takes 7 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+        "This takes 6 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     if has_gpu:  # cells of one's own are compiled
         add_cuda_compiler(session, target)

@@ -24,8 +24,6 @@ _CHATTER = (
     r"|ninja: Jobserver mode detected"
 )
 
-_FAILURES = msgspec.toml.decode(Path(__file__).with_name("failures.toml").read_bytes())["failure"]
-
 
 @contextlib.contextmanager
 def opened(
@@ -128,8 +126,9 @@ def _lacking(place: Workplace, printed: str) -> str:
 
 
 def _explain(printed: str, jobs: str) -> str:
+    table = msgspec.toml.decode(Path(__file__).with_name("failures.toml").read_bytes())
     values = {"jobs": jobs, "space": processes.FREE_SPACE}
-    for each in _FAILURES:
+    for each in table["failure"]:
         if found := re.search("|".join(each["printed"]), printed, re.MULTILINE):
             return str(each["says"]).format(*filter(None, found.groups()), **values)
     return "the messages above say why"
