@@ -43,7 +43,7 @@ _TEST_FILES = (
     *("properties", "rnn"),
 )
 _NOT_SLOW = "not slow and not large"
-_CHOICE = {"cpu": "not cuda", "cuda": "cuda or gpu"}
+_CHOICE = {"cpu": "not cuda", "cuda": "(cuda or gpu)"}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,15 @@ def test_mutant_changes_one_place_of_the_sources(mutant: Mutant) -> None:
     assert mutant.why
 
 
+@pytest.mark.parametrize("device", mutants.DEVICES)
+def test_of_a_device_only_the_named_tests_are_chosen(device: str) -> None:
+    chosen = mutants.choice(device, ["test_named", "test_other"])
+    expression = chosen[chosen.index("-k") + 1]
+    words = {"cuda": device == "cuda", "gpu": False, "test_other": False}
+    assert eval(expression, words | {"test_named": True})  # pytest's words are Python's
+    assert not eval(expression, words | {"test_named": False})
+
+
 def test_there_are_enough_mutants() -> None:
     names = [mutant.name for mutant in ALL]
     assert len(set(names)) == len(names)
