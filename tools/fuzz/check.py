@@ -48,8 +48,8 @@ def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[st
     with _cores(problem.case.cores):
         first = run()
     yield "values", _wrong(problem, torchs, first)
-    # With a graph of the backward, torch's own LSTM has one tensor for both biases.
-    if not may_be_torchs:
+    # With a graph of the backward, torch's own LSTM has one tensor for both biases; its cell on a GPU has, always.
+    if not may_be_torchs and "torch" not in kernels:
         yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, torchs, first)
     # torch keeps one cache of casts for all threads, and each region empties it at its end: what torch's own layers add
