@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -553,6 +554,24 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dataclasses.replace(model, run=lambda module, input: module(input))
     refused = models._refused(model, Branching(), (torch.ones(2),))
     assert "test_benchmarks.py:" in refused
+
+
+def test_models_are_compiled_for_their_own_sizes() -> None:
+    """Not for any, as a frame is that has met others: what breaks of a graph leave has frames of its own."""
+    torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
+    sizes: list[type] = []
+
+    def note(graph: Any, inputs: list[Any]) -> Any:
+        sizes.extend(type(x) for each in inputs for x in getattr(each, "shape", (each,)))
+        return graph.forward
+
+    def run(module: Any, x: Any) -> Any:
+        return module(x)
+
+    models.start_compiler("cpu")
+    torch.compile(functools.partial(run, torch.nn.ReLU()), backend=note)(torch.ones(3, 4))
+    assert sizes
+    assert set(sizes) == {int}
 
 
 def test_ratios_of_compiled_models() -> None:
