@@ -62,29 +62,47 @@ struct Shape {
   dim3 cluster = {0, 0, 0};  // zeros: no clusters. A kernel with cluster instructions needs one, if only of one block
 };
 
+// A launch as CUDA takes it.
+class Launch {
+ public:
+  Launch(const Shape& shape, cudaStream_t stream) {
+    config.gridDim = shape.grid;
+    config.blockDim = shape.threads;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes_;
+    const dim3& cluster = shape.cluster;
+    if (cluster.x > 0) add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster.x, cluster.y, cluster.z};
+  }
+  Launch(const Launch&) = delete;
+
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+    attributes_[config.numAttrs].id = id;
+    return attributes_[config.numAttrs++].val;
+  }
+
+  template <class... Parameters, class... Arguments>
+  Error run(void (*kernel)(Parameters...), const Arguments&... arguments) const {
+    cudaLaunchKernelEx(&config, kernel, arguments...);
+    return launch_error();
+  }
+
+  cudaLaunchConfig_t config{};
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+};
+
 // Launches a kernel that calls `wait_for_previous_kernel`. Where device and code support programmatic dependent launch,
 // its blocks start while those of the previous kernel end.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
+Error launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
+  Launch launch(shape, stream);
   static const bool can_overlap = driver_version() >= 12030;  // older ones cannot capture such launches in a graph
   if (can_overlap && code_architecture() >= 900) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    launch.add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
   }
-  if (shape.cluster.x > 0) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.threads;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  cudaLaunchKernelEx(&config, kernel, arguments...);
+  return launch.run(kernel, arguments...);
 }
 
 // Programmatic dependent launch: waits until what the kernel before wrote can be seen, then lets the kernel after this

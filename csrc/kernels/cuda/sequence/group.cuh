@@ -650,18 +650,10 @@ Error launch_groups(const Problem& problem, const In& in) {
     const int most =
         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - group_bias_bytes(Tile::kKind, plan.units);
     if (const Error error = allow_shared_memory<kernel>(most)) return error;
-    cudaLaunchAttribute cooperative{};
-    cooperative.id = cudaLaunchAttributeCooperative;
-    cooperative.val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(plan.blocks, plan.groups, static_cast<unsigned>(in.sizes.directions));
-    config.blockDim = kGroupThreads;
-    config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = stream;
-    config.attrs = &cooperative;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, typename Tile::Arguments(in), plan, buffers);
-    return launch_error();
+    const dim3 grid(plan.blocks, plan.groups, in.sizes.directions);
+    Launch launch({grid, kGroupThreads, static_cast<unsigned>(plan.shared_bytes)}, stream);
+    launch.add(cudaLaunchAttributeCooperative).cooperative = 1;
+    return launch.run(kernel, typename Tile::Arguments(in), plan, buffers);
   });
 }
 

@@ -133,11 +133,10 @@ Error launch_step(ScalarType dtype, const In& in, void* stream) {
     using T = decltype(scalar);
     using C = typename Compute<T>::type;
     const auto launch_kernel = [&](auto kernel) {
-      launch(
+      return launch(
           kernel, {blocks_for(cells), kThreads}, static_cast<cudaStream_t>(stream),
           SequencePass<kPassOf<In>, Cell, T>(in), static_cast<int>(in.sizes.step), static_cast<const C*>(in.recurrent),
           static_cast<C*>(in.workspace));
-      return launch_error();
     };
     if constexpr (kPassOf<In> == Pass::kForward) {
       return launch_kernel(&sequence_step_kernel<Cell, T, C>);

@@ -224,24 +224,16 @@ constexpr int64_t kMostClusters = 65535;
 
 // How a kernel of clusters is launched, each cluster for some samples.
 template <class Tile, auto kKernel>
-struct ClusterLaunch {
+struct ClusterLaunch : Launch {
   Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes);
-  cudaLaunchAttribute cluster{};
-  cudaLaunchConfig_t config{};
 
-  ClusterLaunch(int64_t batch, int64_t directions, cudaStream_t stream) {
+  ClusterLaunch(int64_t batch, int64_t directions, cudaStream_t stream)
+      : Launch(
+            {dim3(Tile::kBlocks, (batch + Tile::kSamples - 1) / Tile::kSamples, directions), Tile::kThreads,
+             Tile::kSharedBytes, dim3(Tile::kBlocks)},
+            stream) {
     if (Tile::kBlocks > 8) cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
-    const auto clusters = static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples);
-    config.gridDim = dim3(Tile::kBlocks, clusters, static_cast<unsigned>(directions));
-    config.blockDim = Tile::kThreads;
-    config.dynamicSmemBytes = Tile::kSharedBytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
   }
-  ClusterLaunch(const ClusterLaunch&) = delete;
 };
 
 // How many clusters run at the same time: none may fit if a context has few SMs.
@@ -261,9 +253,7 @@ template <class Tile, auto kKernel, class... Arguments>
 Error launch_in_clusters(const Problem& problem, const Arguments&... arguments) {
   const SequenceSizes& sizes = problem.sizes;
   const ClusterLaunch<Tile, kKernel> all(sizes.batch, sizes.directions, problem.context.stream());
-  if (all.error != nullptr) return all.error;
-  cudaLaunchKernelEx(&all.config, kKernel, arguments...);
-  return launch_error();
+  return all.error != nullptr ? all.error : all.run(kKernel, arguments...);
 }
 
 // ---- the kernels, each in a header of its own: choice.cuh says which one serves a problem ----

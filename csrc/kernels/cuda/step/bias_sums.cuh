@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(32 * kSumWarps) column_sums_kernel(ColumnSums<
 template <class T>
 Error launch_column_sums(const ColumnSums<T>& in, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((in.columns[0] + 31) / 32 + (in.columns[1] + 31) / 32);
-  launch(&column_sums_kernel<T>, {blocks, 32 * kSumWarps}, stream, in);
-  return launch_error();
+  return launch(&column_sums_kernel<T>, {blocks, 32 * kSumWarps}, stream, in);
 }
 
 }  // namespace extops::cuda::step

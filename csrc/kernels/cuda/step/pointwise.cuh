@@ -122,8 +122,7 @@ Error launch_pointwise(const StepArguments& in, cudaStream_t stream) {
                                                    in.c,           in.gates};
   return with_vector_width<T>(in.sizes, data, [&](auto width) {
     const int64_t items = in.sizes.batch * in.sizes.state_size / width;
-    launch(&pointwise_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Forward<Cell, T>(in));
-    return launch_error();
+    return launch(&pointwise_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Forward<Cell, T>(in));
   });
 }
 
@@ -132,8 +131,7 @@ Error launch_pointwise(const StepBackwardArguments& in, cudaStream_t stream) {
   const std::initializer_list<const void*> data = {in.gates, in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0};
   return with_vector_width<T>(in.sizes, data, [&](auto width) {
     const int64_t items = in.sizes.batch * in.sizes.state_size / width;
-    launch(&pointwise_backward_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Backward<T>(in));
-    return launch_error();
+    return launch(&pointwise_backward_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Backward<T>(in));
   });
 }
 

@@ -113,8 +113,7 @@ Error launch_small_tile(const Forward<Cell, T>& in, cudaStream_t stream) {
   const dim3 grid(
       static_cast<unsigned>((in.batch + Tile::kRows - 1) / Tile::kRows),
       static_cast<unsigned>((in.state_size + kWarps - 1) / kWarps));
-  launch(&small_kernel<Cell, T, Tile>, {grid, 32 * kWarps}, stream, in);
-  return launch_error();
+  return launch(&small_kernel<Cell, T, Tile>, {grid, 32 * kWarps}, stream, in);
 }
 
 // With `are_few_rows` all rows start at a multiple of 16 bytes.

@@ -180,14 +180,13 @@ Error launch_parameters_backward(const StepBackwardArguments& arguments, cudaStr
     return grid.x * grid.y * kSplits <= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
   };
   if (sizes.batch <= kRows || !splits_fit()) {
-    launch(&parameters_backward_kernel<Cell, T, false>, {grid, kThreads}, stream, in);
-  } else {
-    constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
-    grid.z = kSplits;
-    const unsigned shared_bytes = (kWeights * kUnits + 1) * kThreads * sizeof(typename Compute<T>::type);
-    launch(&parameters_backward_kernel<Cell, T, true>, {grid, kThreads, shared_bytes, {1, 1, kSplits}}, stream, in);
+    return launch(&parameters_backward_kernel<Cell, T, false>, {grid, kThreads}, stream, in);
   }
-  return launch_error();
+  constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
+  grid.z = kSplits;
+  const unsigned shared_bytes = (kWeights * kUnits + 1) * kThreads * sizeof(typename Compute<T>::type);
+  return launch(
+      &parameters_backward_kernel<Cell, T, true>, {grid, kThreads, shared_bytes, {1, 1, kSplits}}, stream, in);
 }
 
 // ---- the input and h, float32: a block computes 32 columns of both for a few rows; its warps split K ----
@@ -279,8 +278,7 @@ Error launch_small_input_backward(const StepInputBackwardArguments& arguments, c
   const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
   const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
   if (blocks == 0) return nullptr;
-  launch(&input_backward_kernel<Cell>, {blocks, 32 * kInputWarps}, stream, in);
-  return launch_error();
+  return launch(&input_backward_kernel<Cell>, {blocks, 32 * kInputWarps}, stream, in);
 }
 
 }  // namespace extops::cuda::step

@@ -325,8 +325,7 @@ Error launch_tile(const Forward<Cell, T>& in, dim3 grid, cudaStream_t stream) {
     if (!make_tensor_maps<T, Tile>(maps, in)) return kNoTensorMap;
     constexpr auto kernel = &split_k_kernel<Cell, T, Tile>;
     if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
-    launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);
-    return launch_error();
+    return launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);
   }
 }
 
