@@ -86,27 +86,27 @@ template <class Cell>
 constexpr bool kHasOneGradient =
     Cell::kInput == Cell::kGates && Cell::kRecurrent == Cell::kGates && extops::kFirstInputOf<Cell> == 0;
 
-// alignment  0 where library GEMMs are faster, else the alignment that the tensors must have, in bytes
+// The parts of a step that a kernel may compute with their GEMMs and sums.
+enum class StepPart : int32_t { kForward, kParametersBackward, kBiasBackward, kInputBackward };
+
+// alignment  0 where a library is faster, else the alignment that the tensors must have, in bytes
 //
 // A CPU function computes the elements [begin, end) of batch * state_size or, with GEMMs, those columns of each row,
 // and of each block of state_size gates.
-#define EXTOPS_DECLARE_STEP_CPU(cell, Cell)                                                        \
-  EXTOPS_API int64_t extops_##cell##_step_alignment_cpu(ScalarType dtype, const StepSizes& sizes); \
-  EXTOPS_API Error extops_##cell##_step_cpu(                                                       \
-      ScalarType dtype, const StepArguments& arguments, int64_t begin, int64_t end);               \
-  EXTOPS_API Error extops_##cell##_step_backward_cpu(                                              \
+#define EXTOPS_DECLARE_STEP_CPU(cell, Cell)                                                                       \
+  EXTOPS_API int64_t extops_##cell##_step_alignment_cpu(ScalarType dtype, const StepSizes& sizes, StepPart part); \
+  EXTOPS_API Error extops_##cell##_step_cpu(                                                                      \
+      ScalarType dtype, const StepArguments& arguments, int64_t begin, int64_t end);                              \
+  EXTOPS_API Error extops_##cell##_step_backward_cpu(                                                             \
       ScalarType dtype, const StepBackwardArguments& arguments, int64_t begin, int64_t end);
-#define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                      \
-  EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);               \
-  EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);     \
-  EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                            \
-      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);                                    \
-  EXTOPS_API int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);      \
-  EXTOPS_API Error extops_##cell##_step_bias_backward_cuda(                                                       \
-      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream);                                \
-  EXTOPS_API int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes); \
-  EXTOPS_API Error extops_##cell##_step_input_backward_cuda(                                                      \
-      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream);                               \
-  EXTOPS_API int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);
+#define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                       \
+  EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes, StepPart part); \
+  EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);      \
+  EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                             \
+      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);                                     \
+  EXTOPS_API Error extops_##cell##_step_bias_backward_cuda(                                                        \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream);                                 \
+  EXTOPS_API Error extops_##cell##_step_input_backward_cuda(                                                       \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream);
 EXTOPS_CELLS(EXTOPS_DECLARE_STEP_CPU)
 EXTOPS_CELLS(EXTOPS_DECLARE_STEP_CUDA)

@@ -65,7 +65,7 @@ std::array<Tensor, 3> run_step(
     return {std::move(h), std::move(c), std::move(gates)};
   };
   const auto new_gates = [&] { return allocate(options, sizes.batch, Cell::kGates * sizes.state_size); };
-  if (const int64_t alignment = Entries::alignment(dtype, sizes)) {
+  if (const int64_t alignment = Entries::alignment(dtype, sizes, StepPart::kForward)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
     const int64_t bytes = element_bytes(dtype);
     const Rows of_x(*parameters.weights_x, alignment, bytes), of_h(*parameters.weights_h, alignment, bytes);
@@ -164,7 +164,7 @@ std::array<Tensor, kIsJoined<Cell> ? 1 : 2> bias_backward(
   using Entries = typename Device::template Step<Cell>;
   std::array<Tensor, kIsJoined<Cell> ? 1 : 2> found;
   if constexpr (Device::kIsCuda) {
-    if (Entries::bias_backward_alignment(dtype, sizes) != 0) {
+    if (Entries::alignment(dtype, sizes, StepPart::kBiasBackward) != 0) {
       found.front() = allocate(grad_x.options(), Cell::kInput * sizes.state_size);
       if (!kIsJoined<Cell>) found.back() = allocate(grad_x.options(), Cell::kRecurrent * sizes.state_size);
       const StepBiasBackwardArguments arguments{
@@ -213,7 +213,7 @@ std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameter
   check<AllTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
-  if (const int64_t alignment = Entries::backward_alignment(dtype, sizes)) {
+  if (const int64_t alignment = Entries::alignment(dtype, sizes, StepPart::kParametersBackward)) {
     const int64_t bytes = element_bytes(dtype);
     const auto backward = [bytes](ScalarType dtype, const AllTensors& in, auto... where) {
       StepBackwardArguments arguments = pointwise_of(in);
@@ -253,7 +253,7 @@ std::array<Tensor, 2> run_input_backward(
   [[maybe_unused]] const typename Device::Guard guard(grad_x);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
   if constexpr (Device::kIsCuda) {
-    if (Entries::input_backward_alignment(dtype, sizes) != 0) {
+    if (Entries::alignment(dtype, sizes, StepPart::kInputBackward) != 0) {
       const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part);
       const Rows of_x(weights_x, 1), of_h(weights_h, 1);
       const std::optional<Dense> dense_grad_c_0 = dense(grad_c_0);
@@ -328,25 +328,21 @@ void register_cell(Library& library) {
 
 }  // namespace extops::stable
 
-#define EXTOPS_STEP_ENTRIES_CPU(Device, cell, Cell)                                  \
-  template <>                                                                        \
-  struct Device::Step<Cell> {                                                        \
-    static constexpr auto* alignment = &extops_##cell##_step_alignment_cpu;          \
-    static constexpr auto* forward = &extops_##cell##_step_cpu;                      \
-    static constexpr auto* backward = &extops_##cell##_step_backward_cpu;            \
-    static constexpr auto* backward_alignment = &extops_##cell##_step_alignment_cpu; \
+#define EXTOPS_STEP_ENTRIES_CPU(Device, cell, Cell)                         \
+  template <>                                                               \
+  struct Device::Step<Cell> {                                               \
+    static constexpr auto* alignment = &extops_##cell##_step_alignment_cpu; \
+    static constexpr auto* forward = &extops_##cell##_step_cpu;             \
+    static constexpr auto* backward = &extops_##cell##_step_backward_cpu;   \
   };
 
 // `Device::Step<Cell>`: the entry points of a cell.
-#define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                                                       \
-  template <>                                                                                              \
-  struct Device::Step<Cell> {                                                                              \
-    static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda;                               \
-    static constexpr auto* forward = &extops_##cell##_step_cuda;                                           \
-    static constexpr auto* backward = &extops_##cell##_step_backward_cuda;                                 \
-    static constexpr auto* backward_alignment = &extops_##cell##_step_backward_alignment_cuda;             \
-    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda;                       \
-    static constexpr auto* bias_backward_alignment = &extops_##cell##_step_bias_backward_alignment_cuda;   \
-    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda;                     \
-    static constexpr auto* input_backward_alignment = &extops_##cell##_step_input_backward_alignment_cuda; \
+#define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                                   \
+  template <>                                                                          \
+  struct Device::Step<Cell> {                                                          \
+    static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda;           \
+    static constexpr auto* forward = &extops_##cell##_step_cuda;                       \
+    static constexpr auto* backward = &extops_##cell##_step_backward_cuda;             \
+    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda;   \
+    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda; \
   };

@@ -412,7 +412,7 @@ Error run(ScalarType dtype, const StepBackwardArguments& in, int64_t begin, int6
 }  // namespace extops::cpu::step
 
 #define EXTOPS_DEFINE_STEP_CPU(cell, Cell)                                                                       \
-  int64_t extops_##cell##_step_alignment_cpu(ScalarType dtype, const StepSizes& sizes) {                         \
+  int64_t extops_##cell##_step_alignment_cpu(ScalarType dtype, const StepSizes& sizes, StepPart) {               \
     return extops::cpu::step::is_small<Cell>(dtype, sizes);                                                      \
   }                                                                                                              \
   Error extops_##cell##_step_cpu(ScalarType dtype, const StepArguments& arguments, int64_t begin, int64_t end) { \

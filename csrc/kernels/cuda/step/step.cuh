@@ -105,10 +105,26 @@ bool is_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
 }
 
 template <class Cell>
-int64_t alignment(ScalarType dtype, const StepSizes& sizes) {
+int64_t alignment(ScalarType dtype, const StepSizes& sizes, StepPart part) {
   if (!has_hopper_tensor_cores() || !fits(sizes)) return 0;
-  const bool has_chunks = is_for_few_rows<Cell>(dtype, sizes) || is_for_tensor_cores<Cell>(dtype, sizes);
-  return has_chunks ? kChunkBytes : is_for_small<Cell>(dtype, sizes);
+  const bool is_tf32 = dtype == ScalarType::TF32, is_float = dtype == ScalarType::Float;
+  switch (part) {
+    case StepPart::kForward:
+      if (is_for_few_rows<Cell>(dtype, sizes) || is_for_tensor_cores<Cell>(dtype, sizes)) return kChunkBytes;
+      return is_for_small<Cell>(dtype, sizes);
+    case StepPart::kParametersBackward: {
+      // TF32 does not speed up a backward of few rows, which is bound by storing the gradients of the weights.
+      const bool is_strict = is_float || (is_tf32 && sizes.batch <= kFewRows);
+      const double most = is_strict ? kStrictFloat32BackwardLimit : kOtherBackwardLimit;
+      return sizes.batch > 0 && sizes.batch <= kMostBackwardRows && multiplications<Cell>(sizes) < most;
+    }
+    case StepPart::kBiasBackward:
+      return sizes.batch <= kSumRows;
+    case StepPart::kInputBackward:
+      return (is_float || is_tf32) &&
+             multiplications<Cell>(sizes) < (is_tf32 ? kTf32InputBackwardLimit : kInputBackwardLimit);
+  }
+  return 0;
 }
 
 constexpr Error kTooLarge = "the kernels of a step take sizes below 2**28";
@@ -132,16 +148,6 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
   });
 }
 
-// TF32 does not speed up a backward of few rows, which is bound by storing the gradients of the weights.
-template <class Cell>
-int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
-  const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
-  const bool is_strict = dtype == ScalarType::Float || is_few_in_tf32;
-  const double most = is_strict ? kStrictFloat32BackwardLimit : kOtherBackwardLimit;
-  return has_hopper_tensor_cores() && fits(sizes) && sizes.batch > 0 && sizes.batch <= kMostBackwardRows &&
-         multiplications<Cell>(sizes) < most;
-}
-
 template <class Cell>
 Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStream_t stream) {
   if (in.sizes.batch * in.sizes.state_size == 0 && in.grad_weights_h == nullptr) return nullptr;
@@ -152,10 +158,6 @@ Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStr
     if (!fits(in.sizes)) return kTooLarge;
     return launch_parameters_backward<Cell, T>(in, stream);
   });
-}
-
-inline int64_t bias_backward_alignment(const StepSizes& sizes) {
-  return has_hopper_tensor_cores() && sizes.batch <= kSumRows;
 }
 
 template <class Cell>
@@ -178,13 +180,6 @@ Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& ar
   });
 }
 
-template <class Cell>
-int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
-  const double most = dtype == ScalarType::TF32 ? kTf32InputBackwardLimit : kInputBackwardLimit;
-  return (dtype == ScalarType::Float || dtype == ScalarType::TF32) && has_hopper_tensor_cores() && fits(sizes) &&
-         multiplications<Cell>(sizes) < most;
-}
-
 // For float32 only.
 template <class Cell>
 Error launch_small_input_backward(const StepInputBackwardArguments& arguments, cudaStream_t stream);
@@ -198,8 +193,8 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
 }  // namespace extops::cuda::step
 
 #define EXTOPS_STEP_CUDA(cell, Cell)                                                                                 \
-  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {                            \
-    return extops::cuda::step::alignment<Cell>(dtype, sizes);                                                        \
+  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes, StepPart part) {             \
+    return extops::cuda::step::alignment<Cell>(dtype, sizes, part);                                                  \
   }                                                                                                                  \
   Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream) {                  \
     return extops::cuda::step::launch_forward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));            \
@@ -207,20 +202,11 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
   Error extops_##cell##_step_backward_cuda(ScalarType dtype, const StepBackwardArguments& arguments, void* stream) { \
     return extops::cuda::step::launch_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));           \
   }                                                                                                                  \
-  int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {                   \
-    return extops::cuda::step::backward_alignment<Cell>(dtype, sizes);                                               \
-  }                                                                                                                  \
   Error extops_##cell##_step_bias_backward_cuda(                                                                     \
       ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                                  \
     return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));      \
   }                                                                                                                  \
-  int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType, const StepSizes& sizes) {                    \
-    return extops::cuda::step::bias_backward_alignment(sizes);                                                       \
-  }                                                                                                                  \
   Error extops_##cell##_step_input_backward_cuda(                                                                    \
       ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                                 \
     return extops::cuda::step::launch_input_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));     \
-  }                                                                                                                  \
-  int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {             \
-    return extops::cuda::step::input_backward_alignment<Cell>(dtype, sizes);                                         \
   }
