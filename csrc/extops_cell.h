@@ -37,17 +37,13 @@ const std::vector<Operator>& operators(const char* cell) {
 
 struct Cpu : stable::CpuDevice {
   template <class Cell>
-  struct Sequence;
-  template <class Cell>
-  struct Step;
+  struct Entries;
 };
 
 #ifdef EXTOPS_WITH_CUDA
 struct Cuda : stable::CudaDevice {
   template <class Cell>
-  struct Sequence;
-  template <class Cell>
-  struct Step;
+  struct Entries;
 };
 #endif
 
@@ -58,10 +54,8 @@ struct Cuda : stable::CudaDevice {
   EXTOPS_DEFINE_SEQUENCE_CPU(cell, Cell)                                                                               \
   EXTOPS_DECLARE_STEP_CPU(cell, Cell)                                                                                  \
   EXTOPS_DEFINE_STEP_CPU(cell, Cell)                                                                                   \
-  EXTOPS_SEQUENCE_OF(cell, Cell)                                                                                       \
-  EXTOPS_STEP_OF(cell, Cell)                                                                                           \
-  EXTOPS_SEQUENCE_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                            \
-  EXTOPS_STEP_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                                \
+  EXTOPS_NAMES(cell, Cell)                                                                                             \
+  EXTOPS_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                                     \
   EXTOPS_API const char* extops_schema(size_t index) {                                                                 \
     const std::vector<extops::Operator>& known = extops::own::operators<Cell>(#cell);                                  \
     return index < known.size() ? known[index].schema.c_str() : nullptr;                                               \
@@ -79,11 +73,10 @@ struct Cuda : stable::CudaDevice {
   EXTOPS_CELL_ON_GPUS(cell, Cell)
 
 #ifdef EXTOPS_WITH_CUDA
-#define EXTOPS_CELL_ON_GPUS(cell, Cell)                       \
-  EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                    \
-  EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                        \
-  EXTOPS_SEQUENCE_ENTRIES_CUDA(extops::own::Cuda, cell, Cell) \
-  EXTOPS_STEP_ENTRIES_CUDA(extops::own::Cuda, cell, Cell)     \
+#define EXTOPS_CELL_ON_GPUS(cell, Cell)              \
+  EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)           \
+  EXTOPS_DECLARE_STEP_CUDA(cell, Cell)               \
+  EXTOPS_ENTRIES_CUDA(extops::own::Cuda, cell, Cell) \
   STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) { extops::stable::register_cell<extops::own::Cuda, Cell>(library); }
 #else
 #define EXTOPS_CELL_ON_GPUS(cell, Cell)

@@ -27,12 +27,15 @@ struct CpuDevice {
 
 }  // namespace extops::stable
 
-// `Device::Sequence<Cell>`: the entry points of a cell.
-#define EXTOPS_SEQUENCE_ENTRIES_CPU(Device, cell, Cell)                       \
-  template <>                                                                 \
-  struct Device::Sequence<Cell> {                                             \
-    static constexpr auto* pack = &extops_##cell##_sequence_pack_cpu;         \
-    static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
-    static constexpr auto* step = forward;                                    \
-    static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \
+// `Device::Entries<Cell>`: the entry points of a cell.
+#define EXTOPS_ENTRIES_CPU(Device, cell, Cell)                                         \
+  template <>                                                                          \
+  struct Device::Entries<Cell> {                                                       \
+    static constexpr auto* sequence_pack = &extops_##cell##_sequence_pack_cpu;         \
+    static constexpr auto* sequence = &extops_##cell##_sequence_cpu;                   \
+    static constexpr auto* sequence_step = sequence;                                   \
+    static constexpr auto* sequence_backward = &extops_##cell##_sequence_backward_cpu; \
+    static constexpr auto* step_alignment = &extops_##cell##_step_alignment_cpu;       \
+    static constexpr auto* step = &extops_##cell##_step_cpu;                           \
+    static constexpr auto* step_backward = &extops_##cell##_step_backward_cpu;         \
   };

@@ -5,8 +5,8 @@
 #include "sequence.h"
 #include "step.h"
 
-#define EXTOPS_NAMES(cell, Cell) EXTOPS_SEQUENCE_OF(cell, extops::Cell) EXTOPS_STEP_OF(cell, extops::Cell)
-EXTOPS_CELLS(EXTOPS_NAMES)
+#define EXTOPS_NAMES_OF(cell, Cell) EXTOPS_NAMES(cell, extops::Cell)
+EXTOPS_CELLS(EXTOPS_NAMES_OF)
 
 namespace {
 
@@ -14,15 +14,11 @@ struct Cuda : extops::stable::CudaDevice {
   static constexpr auto* elementwise = &extops_elementwise_cuda;
 
   template <class Cell>
-  struct Sequence;
-  template <class Cell>
-  struct Step;
+  struct Entries;
 };
 
-#define EXTOPS_ENTRIES(cell, Cell)                       \
-  EXTOPS_SEQUENCE_ENTRIES_CUDA(Cuda, cell, extops::Cell) \
-  EXTOPS_STEP_ENTRIES_CUDA(Cuda, cell, extops::Cell)
-EXTOPS_CELLS(EXTOPS_ENTRIES)
+#define EXTOPS_ENTRIES_OF(cell, Cell) EXTOPS_ENTRIES_CUDA(Cuda, cell, extops::Cell)
+EXTOPS_CELLS(EXTOPS_ENTRIES_OF)
 
 }  // namespace
 

@@ -52,13 +52,18 @@ struct CudaDevice {
 
 }  // namespace extops::stable
 
-// `Device::Sequence<Cell>`: the entry points of a cell.
-#define EXTOPS_SEQUENCE_ENTRIES_CUDA(Device, cell, Cell)                                 \
-  template <>                                                                            \
-  struct Device::Sequence<Cell> {                                                        \
-    static constexpr auto* plan = &extops_##cell##_sequence_plan_cuda;                   \
-    static constexpr auto* forward = &extops_##cell##_sequence_cuda;                     \
-    static constexpr auto* step = &extops_##cell##_sequence_step_cuda;                   \
-    static constexpr auto* backward = &extops_##cell##_sequence_backward_cuda;           \
-    static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda; \
+// `Device::Entries<Cell>`: the entry points of a cell.
+#define EXTOPS_ENTRIES_CUDA(Device, cell, Cell)                                                   \
+  template <>                                                                                     \
+  struct Device::Entries<Cell> {                                                                  \
+    static constexpr auto* sequence_plan = &extops_##cell##_sequence_plan_cuda;                   \
+    static constexpr auto* sequence = &extops_##cell##_sequence_cuda;                             \
+    static constexpr auto* sequence_step = &extops_##cell##_sequence_step_cuda;                   \
+    static constexpr auto* sequence_backward = &extops_##cell##_sequence_backward_cuda;           \
+    static constexpr auto* sequence_step_backward = &extops_##cell##_sequence_step_backward_cuda; \
+    static constexpr auto* step_alignment = &extops_##cell##_step_alignment_cuda;                 \
+    static constexpr auto* step = &extops_##cell##_step_cuda;                                     \
+    static constexpr auto* step_backward = &extops_##cell##_step_backward_cuda;                   \
+    static constexpr auto* step_bias_backward = &extops_##cell##_step_bias_backward_cuda;         \
+    static constexpr auto* step_input_backward = &extops_##cell##_step_input_backward_cuda;       \
   };

@@ -23,4 +23,19 @@ inline const Tensor* get(const std::optional<Tensor>& tensor) {
   return tensor.has_value() && tensor->defined() ? &*tensor : nullptr;
 }
 
+// The names of a cell's operators.
+template <class Cell>
+struct Names;
+
+#define EXTOPS_NAMES(cell, Cell)                                                              \
+  template <>                                                                                 \
+  struct extops::stable::Names<Cell> {                                                        \
+    static constexpr const char* kSequence = #cell "_sequence";                               \
+    static constexpr const char* kSequenceBackward = #cell "_sequence_backward";              \
+    static constexpr const char* kStep = #cell "_step";                                       \
+    static constexpr const char* kStepBackward = #cell "_step_backward";                      \
+    static constexpr const char* kStepParametersBackward = #cell "_step_parameters_backward"; \
+    static constexpr const char* kStepInputBackward = #cell "_step_input_backward";           \
+  };
+
 }  // namespace extops::stable

@@ -1,5 +1,4 @@
-// The cells over whole sequences on torch's stable ABI; see device.h for what a `Device` is. `Device::Sequence<Cell>`
-// has the entry points of a cell.
+// The cells over whole sequences on torch's stable ABI; see device.h for what a `Device` is.
 #pragma once
 
 #include "../../kernels/sequence.h"
@@ -9,17 +8,6 @@
 namespace extops::stable {
 
 constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a kernel gets
-
-// What bindings need of a cell besides its constants.
-template <class Cell>
-struct SequenceOf;
-
-#define EXTOPS_SEQUENCE_OF(cell, Cell)                                   \
-  template <>                                                            \
-  struct extops::stable::SequenceOf<Cell> {                              \
-    static constexpr const char* kName = #cell "_sequence";              \
-    static constexpr const char* kBackward = #cell "_sequence_backward"; \
-  };
 
 // The memory order of all tensors of [time, batch, ...] is that of `like`: by steps or, if its batch is first, by
 // samples.
@@ -195,8 +183,8 @@ void run_steps(
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
     const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? first : others, transposed);
     arguments.recurrent = recurrent.data();
-    Device::run(SequenceOf<Cell>::kName, h_0, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
-      return Device::template Sequence<Cell>::step(dtype, arguments, where...);
+    Device::run(Names<Cell>::kSequence, h_0, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
+      return Device::template Entries<Cell>::sequence_step(dtype, arguments, where...);
     });
   }
 }
@@ -220,7 +208,7 @@ SequencePlan plan_of(ScalarType dtype, const SequenceSizes& sizes, bool backward
     }
   };
   const SequenceTrial trial{run, &run_first};
-  return Entries::plan(dtype, sizes, backward, stream, &trial);
+  return Entries::sequence_plan(dtype, sizes, backward, stream, &trial);
 }
 
 // Some steps of a sequence, in whatever order its memory is.
@@ -253,15 +241,15 @@ void run_plan(
 // On a CPU, the recurrent weights as all threads read them.
 template <class Device, class Cell>
 Tensor packed(const char* op, ScalarType dtype, const SequenceSizes& sizes, bool backward, const Tensor& weights_h) {
-  using Entries = typename Device::template Sequence<Cell>;
+  using Entries = typename Device::template Entries<Cell>;
   int64_t bytes = 0;
-  check_success(op, Entries::pack(dtype, sizes, backward, nullptr, nullptr, bytes, 0, 0));
+  check_success(op, Entries::sequence_pack(dtype, sizes, backward, nullptr, nullptr, bytes, 0, 0));
   Tensor packed = allocate_bytes(weights_h.options(), bytes);
   void* const to = packed.mutable_data();
   const int64_t grain = grain_of(Cell::kRecurrent * sizes.state_size);
   Device::run(op, weights_h, sizes.state_size, grain, [&, from = weights_h.data()](int64_t begin, int64_t end) {
     int64_t bytes = 0;
-    return Entries::pack(dtype, sizes, backward, from, to, bytes, begin, end);
+    return Entries::sequence_pack(dtype, sizes, backward, from, to, bytes, begin, end);
   });
   return packed;
 }
@@ -270,11 +258,11 @@ template <class Device, class Cell>
 void run_sequence(
     ScalarType dtype, const SequenceArguments& arguments, const Tensor& weights_h, const Tensor& h_0,
     const Tensor& h_n) {
-  using Entries = typename Device::template Sequence<Cell>;
+  using Entries = typename Device::template Entries<Cell>;
   const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
     const auto run = [&](const SequencePlan& plan, const SequenceArguments& in) {
-      run_plan<Device>(SequenceOf<Cell>::kName, plan, dtype, in, h_0, Entries::forward, [&](const auto& in) {
+      run_plan<Device>(Names<Cell>::kSequence, plan, dtype, in, h_0, Entries::sequence, [&](const auto& in) {
         run_steps<Device, Cell>(dtype, in, weights_h, h_0, h_n);
       });
     };
@@ -294,10 +282,10 @@ void run_sequence(
     run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
   } else {
     SequenceArguments in = arguments;
-    const Tensor weights = packed<Device, Cell>(SequenceOf<Cell>::kName, dtype, sizes, false, weights_h);
+    const Tensor weights = packed<Device, Cell>(Names<Cell>::kSequence, dtype, sizes, false, weights_h);
     in.workspace = weights.mutable_data();
-    Device::run(SequenceOf<Cell>::kName, h_0, sizes.batch, grain_of_rows<Cell>(sizes), [&](auto... where) {
-      return Entries::forward(dtype, in, where...);
+    Device::run(Names<Cell>::kSequence, h_0, sizes.batch, grain_of_rows<Cell>(sizes), [&](auto... where) {
+      return Entries::sequence(dtype, in, where...);
     });
   }
 }
@@ -315,7 +303,7 @@ template <class Device, class Cell>
 std::array<Tensor, 5> run_checked(
     const Tensor& input, const Tensor& weights_x, const Tensor& weights_h, const Tensor* bias_x, const Tensor* bias_h,
     const Tensor& h_0, const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32, bool training) {
-  constexpr const char* kOp = SequenceOf<Cell>::kName;
+  constexpr const char* kOp = Names<Cell>::kSequence;
   [[maybe_unused]] const typename Device::Guard guard(input);
   const Rows dense_weights(weights_h, kSequenceAlignment);
   const Sizes steps = input.sizes();
@@ -370,7 +358,7 @@ std::array<Tensor, 5> sequence(
     const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const std::optional<Tensor>& lengths,
     const bool& reverse, const bool& allow_tf32, const bool& training) {
-  constexpr const char* kOp = SequenceOf<Cell>::kName;
+  constexpr const char* kOp = Names<Cell>::kSequence;
   const Tensors tensors{&input, &weight_ih, &weight_hh, get(bias_ih), get(bias_hh), &h_0, &c_0};
   const int64_t columns = matrix_sizes(kOp, "weight_hh", weight_hh)[1];
   check<SequenceTensors<Cell>>(kOp, table_sizes<Device>(kOp, input, h_0, columns), tensors, "input", input);
@@ -382,7 +370,7 @@ template <class Device, class Cell>
 std::array<Tensor, 5> sequence_of_joined(
     const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32, const bool& training) {
-  constexpr const char* kOp = SequenceOf<Cell>::kName;
+  constexpr const char* kOp = Names<Cell>::kSequence;
   const int64_t features = sizes_of(kOp, "input", input, 3)[2];
   const int64_t of_h = matrix_sizes(kOp, "weights", weights)[1] - features;
   const SequenceTableSizes sizes = table_sizes<Device>(kOp, input, h_0, of_h);
@@ -418,8 +406,8 @@ void run_steps_backward(
       recurrent = multiply<Device>(dtype, recurrent_gradients<Cell>(grad_gates, sizes, sizes.step - 1), weights);
     }
     arguments.recurrent = data_of(recurrent);
-    Device::run(SequenceOf<Cell>::kBackward, weights_h, 0, 0, [&](auto stream) {
-      return Device::template Sequence<Cell>::step_backward(dtype, arguments, stream);
+    Device::run(Names<Cell>::kSequenceBackward, weights_h, 0, 0, [&](auto stream) {
+      return Device::template Entries<Cell>::sequence_step_backward(dtype, arguments, stream);
     });
   }
 }
@@ -432,8 +420,8 @@ void run_few_steps_backward(
   SequenceSizes& sizes = arguments.sizes;
   arguments.weights_h = nullptr;
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
-    Device::run(SequenceOf<Cell>::kBackward, weights_h, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
-      return Device::template Sequence<Cell>::backward(dtype, arguments, where...);
+    Device::run(Names<Cell>::kSequenceBackward, weights_h, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
+      return Device::template Entries<Cell>::sequence_backward(dtype, arguments, where...);
     });
     mm_into(recurrent_gradients<Cell>(grad_gates, sizes, sizes.step), weights_h, grad_h_0);
   }
@@ -443,12 +431,12 @@ template <class Device, class Cell>
 void run_sequence_backward(
     ScalarType dtype, const SequenceBackwardArguments& arguments, const Tensor& weights_h, const Tensor& grad_gates,
     const Tensor& grad_h_0) {
-  using Entries = typename Device::template Sequence<Cell>;
-  constexpr const char* kOp = SequenceOf<Cell>::kBackward;
+  using Entries = typename Device::template Entries<Cell>;
+  constexpr const char* kOp = Names<Cell>::kSequenceBackward;
   const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
     const auto run = [&](const SequencePlan& plan, const SequenceBackwardArguments& in) {
-      run_plan<Device>(kOp, plan, dtype, in, weights_h, Entries::backward, [&](const auto& in) {
+      run_plan<Device>(kOp, plan, dtype, in, weights_h, Entries::sequence_backward, [&](const auto& in) {
         run_steps_backward<Device, Cell>(dtype, in, weights_h, grad_gates);
       });
     };
@@ -465,7 +453,7 @@ void run_sequence_backward(
     const Tensor weights = packed<Device, Cell>(kOp, dtype, sizes, true, weights_h);
     in.workspace = weights.mutable_data();
     Device::run(kOp, weights_h, sizes.batch, grain_of_rows<Cell>(sizes), [&](auto... where) {
-      return Entries::backward(dtype, in, where...);
+      return Entries::sequence_backward(dtype, in, where...);
     });
   }
 }
@@ -480,7 +468,7 @@ std::array<Tensor, 3> sequence_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n,
     const std::optional<Tensor>& grad_c_n, const Tensor& weight_hh, const Tensor& gates, const Tensor& cells,
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
-  constexpr const char* kOp = SequenceOf<Cell>::kBackward;
+  constexpr const char* kOp = Names<Cell>::kSequenceBackward;
   const Sizes steps = sizes_of(kOp, "cells", cells, 3);
   sizes_of(kOp, "gates", gates, 3);
   const int64_t directions = directions_of<Device>(steps[2], matrix_sizes(kOp, "weight_hh", weight_hh)[1]);
@@ -526,11 +514,11 @@ std::array<Tensor, 3> sequence_backward(
 template <class Device, class Cell, class Library>
 void register_sequence(Library& library) {
   if constexpr (kIsJoined<Cell>) {
-    library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence_of_joined<Device, Cell>>::call);
+    library.impl(Names<Cell>::kSequence, &Boxed<&sequence_of_joined<Device, Cell>>::call);
   } else {
-    library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence<Device, Cell>>::call);
+    library.impl(Names<Cell>::kSequence, &Boxed<&sequence<Device, Cell>>::call);
   }
-  library.impl(SequenceOf<Cell>::kBackward, &Boxed<&sequence_backward<Device, Cell>>::call);
+  library.impl(Names<Cell>::kSequenceBackward, &Boxed<&sequence_backward<Device, Cell>>::call);
 }
 
 }  // namespace extops::stable

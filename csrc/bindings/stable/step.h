@@ -1,5 +1,4 @@
-// One step of a cell on torch's stable ABI; see device.h for what a `Device` is. `Device::Step<Cell>` has the entry
-// points of a cell.
+// One step of a cell on torch's stable ABI; see device.h for what a `Device` is.
 #pragma once
 
 #include "../../kernels/step.h"
@@ -7,19 +6,6 @@
 #include "sequence.h"
 
 namespace extops::stable {
-
-// What bindings need of a cell besides its constants.
-template <class Cell>
-struct StepOf;
-
-#define EXTOPS_STEP_OF(cell, Cell)                                                        \
-  template <>                                                                             \
-  struct extops::stable::StepOf<Cell> {                                                   \
-    static constexpr const char* kName = #cell "_step";                                   \
-    static constexpr const char* kBackward = #cell "_step_backward";                      \
-    static constexpr const char* kParametersBackward = #cell "_step_parameters_backward"; \
-    static constexpr const char* kInputBackward = #cell "_step_input_backward";           \
-  };
 
 // A piece of the work of a kernel that multiplies is a column of the state.
 template <class Cell>
@@ -43,8 +29,8 @@ template <class Device, class Cell>
 std::array<Tensor, 3> run_step(
     const StepSizes& sizes, const Tensor& input, const StepParameters& parameters, const Tensor& h_0, const Tensor& c_0,
     bool allow_tf32) {
-  using Entries = typename Device::template Step<Cell>;
-  constexpr const char* kOp = StepOf<Cell>::kName;
+  using Entries = typename Device::template Entries<Cell>;
+  constexpr const char* kOp = Names<Cell>::kStep;
   [[maybe_unused]] const typename Device::Guard guard(input);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   const Options options = input.options();
@@ -61,11 +47,11 @@ std::array<Tensor, 3> run_step(
   arguments.c = c.mutable_data();
   const auto finish = [&](Tensor gates, int64_t count, int64_t grain) -> std::array<Tensor, 3> {
     arguments.gates = gates.mutable_data();
-    Device::run(kOp, input, count, grain, [&](auto... where) { return Entries::forward(dtype, arguments, where...); });
+    Device::run(kOp, input, count, grain, [&](auto... where) { return Entries::step(dtype, arguments, where...); });
     return {std::move(h), std::move(c), std::move(gates)};
   };
   const auto new_gates = [&] { return allocate(options, sizes.batch, Cell::kGates * sizes.state_size); };
-  if (const int64_t alignment = Entries::alignment(dtype, sizes, StepPart::kForward)) {
+  if (const int64_t alignment = Entries::step_alignment(dtype, sizes, StepPart::kForward)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
     const int64_t bytes = element_bytes(dtype);
     const Rows of_x(*parameters.weights_x, alignment, bytes), of_h(*parameters.weights_h, alignment, bytes);
@@ -103,7 +89,7 @@ template <class Device, class Cell>
 std::array<Tensor, 3> step(
     const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const bool& allow_tf32) {
-  constexpr const char* kOp = StepOf<Cell>::kName;
+  constexpr const char* kOp = Names<Cell>::kStep;
   const StepSizes sizes = step_sizes(kOp, input, h_0);
   const StepParameters parameters{&weight_ih, &weight_hh, get(bias_ih), get(bias_hh)};
   check<StepTensors<Cell>>(
@@ -115,7 +101,7 @@ template <class Device, class Cell>
 std::array<Tensor, 3> step_of_joined(
     const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
     const bool& allow_tf32) {
-  constexpr const char* kOp = StepOf<Cell>::kName;
+  constexpr const char* kOp = Names<Cell>::kStep;
   const StepSizes sizes = step_sizes(kOp, input, h_0);
   check<StepTensors<Cell>>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   const Tensor weights_x = columns(weights, sizes.state_size, sizes.input_features);
@@ -143,15 +129,15 @@ template <class Device, class Cell>
 std::array<Tensor, 3> step_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& gates,
     const Tensor& saved_c) {
-  using Entries = typename Device::template Step<Cell>;
+  using Entries = typename Device::template Entries<Cell>;
   using BackwardTensors = StepBackwardTensors<Cell>;
-  constexpr const char* kOp = StepOf<Cell>::kBackward;
+  constexpr const char* kOp = Names<Cell>::kStepBackward;
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], 0, cell[1]};
   const Tensors tensors{get(grad_h), get(grad_c), &gates, &saved_c};
   check<BackwardTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   const auto backward = [](ScalarType dtype, const BackwardTensors& in, auto... where) {
-    return Entries::backward(dtype, pointwise_of(in), where...);
+    return Entries::step_backward(dtype, pointwise_of(in), where...);
   };
   return run<Device, BackwardTensors>(
       kOp, backward, kernel_dtype(kOp, "gates", gates), sizes, tensors, saved_c, elements(sizes), kPointwiseGrain);
@@ -161,17 +147,17 @@ std::array<Tensor, 3> step_backward(
 template <class Device, class Cell>
 std::array<Tensor, kIsJoined<Cell> ? 1 : 2> bias_backward(
     ScalarType dtype, const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part) {
-  using Entries = typename Device::template Step<Cell>;
+  using Entries = typename Device::template Entries<Cell>;
   std::array<Tensor, kIsJoined<Cell> ? 1 : 2> found;
   if constexpr (Device::kIsCuda) {
-    if (Entries::alignment(dtype, sizes, StepPart::kBiasBackward) != 0) {
+    if (Entries::step_alignment(dtype, sizes, StepPart::kBiasBackward) != 0) {
       found.front() = allocate(grad_x.options(), Cell::kInput * sizes.state_size);
       if (!kIsJoined<Cell>) found.back() = allocate(grad_x.options(), Cell::kRecurrent * sizes.state_size);
       const StepBiasBackwardArguments arguments{
           sizes, grad_x.data(), grad_h_part.data(), found.front().mutable_data(),
           kIsJoined<Cell> ? nullptr : found.back().mutable_data()};
-      Device::run(StepOf<Cell>::kParametersBackward, grad_x, 0, 0, [&](auto stream) {
-        return Entries::bias_backward(dtype, arguments, stream);
+      Device::run(Names<Cell>::kStepParametersBackward, grad_x, 0, 0, [&](auto stream) {
+        return Entries::step_bias_backward(dtype, arguments, stream);
       });
       return found;
     }
@@ -204,8 +190,8 @@ template <class Device, class Cell>
 std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameters_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& input, const Tensor& h_0,
     const Tensor& gates, const Tensor& saved_c, const bool& allow_tf32) {
-  using Entries = typename Device::template Step<Cell>;
-  constexpr const char* kOp = StepOf<Cell>::kParametersBackward;
+  using Entries = typename Device::template Entries<Cell>;
+  constexpr const char* kOp = Names<Cell>::kStepParametersBackward;
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], matrix_sizes(kOp, "input", input)[1], cell[1]};
   const Tensors tensors{get(grad_h), get(grad_c), &input, &h_0, &gates, &saved_c};
@@ -213,7 +199,7 @@ std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameter
   check<AllTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
-  if (const int64_t alignment = Entries::alignment(dtype, sizes, StepPart::kParametersBackward)) {
+  if (const int64_t alignment = Entries::step_alignment(dtype, sizes, StepPart::kParametersBackward)) {
     const int64_t bytes = element_bytes(dtype);
     const auto backward = [bytes](ScalarType dtype, const AllTensors& in, auto... where) {
       StepBackwardArguments arguments = pointwise_of(in);
@@ -223,7 +209,7 @@ std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameter
       if (kIsJoined<Cell>) {
         arguments.grad_weights_x = static_cast<char*>(arguments.grad_weights_h) + in.sizes.state_size * bytes;
       }
-      return Entries::backward(dtype, arguments, where...);
+      return Entries::step_backward(dtype, arguments, where...);
     };
     return run<Device, AllTensors>(
         kOp, backward, dtype, sizes, tensors, saved_c, sizes.state_size, grain_of_columns<Cell>(sizes), alignment);
@@ -248,12 +234,12 @@ template <class Device, class Cell>
 std::array<Tensor, 2> run_input_backward(
     const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part, const Tensor* grad_c_0,
     const Tensor& weights_x, const Tensor& weights_h, bool allow_tf32) {
-  using Entries = typename Device::template Step<Cell>;
-  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  using Entries = typename Device::template Entries<Cell>;
+  constexpr const char* kOp = Names<Cell>::kStepInputBackward;
   [[maybe_unused]] const typename Device::Guard guard(grad_x);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
   if constexpr (Device::kIsCuda) {
-    if (Entries::alignment(dtype, sizes, StepPart::kInputBackward) != 0) {
+    if (Entries::step_alignment(dtype, sizes, StepPart::kInputBackward) != 0) {
       const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part);
       const Rows of_x(weights_x, 1), of_h(weights_h, 1);
       const std::optional<Dense> dense_grad_c_0 = dense(grad_c_0);
@@ -270,7 +256,8 @@ std::array<Tensor, 2> run_input_backward(
       arguments.weights_h_stride = of_h.stride();
       arguments.grad_input = grad_input.mutable_data();
       arguments.grad_h_0 = grad_h_0.mutable_data();
-      Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
+      Device::run(
+          kOp, grad_x, 0, 0, [&](auto stream) { return Entries::step_input_backward(dtype, arguments, stream); });
       return {std::move(grad_input), std::move(grad_h_0)};
     }
   }
@@ -286,7 +273,7 @@ template <class Device, class Cell>
 std::array<Tensor, 2> step_input_backward(
     const Tensor& grad_x, const Tensor& grad_h_part, const std::optional<Tensor>& grad_c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const bool& allow_tf32) {
-  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  constexpr const char* kOp = Names<Cell>::kStepInputBackward;
   const StepSizes sizes{
       matrix_sizes(kOp, "grad_x", grad_x)[0], matrix_sizes(kOp, "weight_ih", weight_ih)[1],
       matrix_sizes(kOp, "weight_hh", weight_hh)[1]};
@@ -299,7 +286,7 @@ template <class Device, class Cell>
 std::array<Tensor, 2> step_input_backward_of_joined(
     const Tensor& grad_x, const Tensor& grad_h_part, const std::optional<Tensor>& grad_c_0, const Tensor& weights,
     const bool& allow_tf32) {
-  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  constexpr const char* kOp = Names<Cell>::kStepInputBackward;
   const Sizes gates = matrix_sizes(kOp, "grad_x", grad_x);
   const int64_t units = gates[1] / Cell::kGates;
   const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - units, 0);
@@ -316,33 +303,14 @@ template <class Device, class Cell, class Library>
 void register_cell(Library& library) {
   register_sequence<Device, Cell>(library);
   if constexpr (kIsJoined<Cell>) {
-    library.impl(StepOf<Cell>::kName, &Boxed<&step_of_joined<Device, Cell>>::call);
-    library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward_of_joined<Device, Cell>>::call);
+    library.impl(Names<Cell>::kStep, &Boxed<&step_of_joined<Device, Cell>>::call);
+    library.impl(Names<Cell>::kStepInputBackward, &Boxed<&step_input_backward_of_joined<Device, Cell>>::call);
   } else {
-    library.impl(StepOf<Cell>::kName, &Boxed<&step<Device, Cell>>::call);
-    library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward<Device, Cell>>::call);
+    library.impl(Names<Cell>::kStep, &Boxed<&step<Device, Cell>>::call);
+    library.impl(Names<Cell>::kStepInputBackward, &Boxed<&step_input_backward<Device, Cell>>::call);
   }
-  library.impl(StepOf<Cell>::kBackward, &Boxed<&step_backward<Device, Cell>>::call);
-  library.impl(StepOf<Cell>::kParametersBackward, &Boxed<&step_parameters_backward<Device, Cell>>::call);
+  library.impl(Names<Cell>::kStepBackward, &Boxed<&step_backward<Device, Cell>>::call);
+  library.impl(Names<Cell>::kStepParametersBackward, &Boxed<&step_parameters_backward<Device, Cell>>::call);
 }
 
 }  // namespace extops::stable
-
-#define EXTOPS_STEP_ENTRIES_CPU(Device, cell, Cell)                         \
-  template <>                                                               \
-  struct Device::Step<Cell> {                                               \
-    static constexpr auto* alignment = &extops_##cell##_step_alignment_cpu; \
-    static constexpr auto* forward = &extops_##cell##_step_cpu;             \
-    static constexpr auto* backward = &extops_##cell##_step_backward_cpu;   \
-  };
-
-// `Device::Step<Cell>`: the entry points of a cell.
-#define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                                   \
-  template <>                                                                          \
-  struct Device::Step<Cell> {                                                          \
-    static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda;           \
-    static constexpr auto* forward = &extops_##cell##_step_cuda;                       \
-    static constexpr auto* backward = &extops_##cell##_step_backward_cuda;             \
-    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda;   \
-    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda; \
-  };
