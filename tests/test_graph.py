@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import extops
 from extops import _in_graph, accelerating
+from extops.binding import _schemas
 from extops.choosing import _measure, _table
 from operators import by_device
 
@@ -452,6 +453,30 @@ def test_another_number_of_sorted_lengths(lengths: tuple[int, ...]) -> None:
     message = f"Expected `len\\(lengths\\)` to be equal to batch_size, but got {len(lengths)} "
     with pytest.raises(RuntimeError, match=message):
         torch.compile(model, backend="aot_eager")(input, torch.tensor(lengths))
+
+
+CHECKED: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
+    "layer": (lambda: extops.accelerate(nn.LSTM(FEATURES, STATE, 2, bidirectional=True)), ""),
+    "cell": (lambda: extops.accelerate(nn.LSTMCell(FEATURES, STATE)), ""),
+    "lltm": (lambda: extops.LLTM(FEATURES, STATE), "lltm.*: expected `weights` to have shape"),
+    "product": (lambda: lambda x: extops.elementwise_mult(x, x[..., :5]), "cannot be broadcast"),
+}
+
+
+@pytest.mark.parametrize("of", CHECKED)
+def test_a_graph_is_traced_without_checks(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the operators take Dynamo 0.1 s each; what stands for them in its graph checks as much."""
+    monkeypatch.setenv("EXTOPS_CHOICES", "extops")
+    make, message = CHECKED[of]
+    module = make()
+    check = torch._dynamo.disable(_schemas.Operator.check)
+    monkeypatch.setattr(_schemas.Operator, "check", check)  # which a whole graph cannot have
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    input = torch.randn(4, FEATURES)
+    torch.testing.assert_close(compiled(input), module(input))
+    if message:
+        with pytest.raises(RuntimeError, match=message):
+            compiled(torch.randn(4, FEATURES + 1))
 
 
 def test_the_switch_of_precision_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class _Accelerated(rnn.LikeTorchs):
                 # Which says what is wrong.
                 return self.torchs.forward(self, input, hx, *more, **named)
             lengths = more[0] if more else named["lengths"]
-        if _is_compiling() and not _is_torchs_in_graph(input):
+        if _is_compiling() and not _is_torchs_in_graph(self, input):
             if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):
                 weights = parameters_of(cast("Any", self), self._flat_weights_names)
                 return _in_graph.by_torchs(self, input, hx, weights)
@@ -136,7 +136,7 @@ class _AcceleratedCell(_Accelerated):
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As of torch's cells."""
         if _is_compiling():
-            is_torchs = _is_torchs_in_graph(input) or _in_graph.is_torchs(self, input, hx)
+            is_torchs = _is_torchs_in_graph(self, input) or _in_graph.is_torchs(self, input, hx)
             if self.is_traced and not is_torchs:
                 return self._forward_of_ours(input, hx)
             return self._forward_of_torchs(input, hx)
@@ -197,10 +197,16 @@ def _shell(module: Any, kind: type[Any], **changed: Any) -> Any:
     return shell
 
 
-def _is_torchs_in_graph(input: Any) -> bool:
+def _is_torchs_in_graph(module: Any, input: Any) -> bool:
     """Whether a graph gets torch's own operators: for ONNX, and of dtypes that ours do not take."""
-    is_other = isinstance(input, Tensor) and input.dtype not in _checks.FLOATING
-    return is_other or torch.onnx.is_in_onnx_export()
+    if isinstance(input, Tensor):
+        (weights,) = parameters_of(
+            module, getattr(module, "_flat_weights_names", rnn.PARAMETERS)[:1]
+        )
+        is_cast = input.dtype is not weights.dtype and not _is_autocasting()
+        if is_cast or input.dtype not in _checks.FLOATING:
+            return True
+    return torch.onnx.is_in_onnx_export()
 
 
 def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:

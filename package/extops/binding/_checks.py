@@ -20,8 +20,11 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def explain(check: Callable[..., object], *arguments: Any) -> None:
     """To be called where an operator failed: raises the message of ``check``, if that finds what was wrong.
 
-    Checking first would cost each correct call microseconds, and the bindings check what they get anyway.
+    Checking first would cost each correct call microseconds, and the bindings check what they get anyway. In a graph
+    what stands for the operator has said it.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return
     try:
         check(*arguments)
     except (RuntimeError, TypeError) as error:

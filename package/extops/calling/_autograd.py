@@ -30,6 +30,13 @@ is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 """Whether ``torch.jit.trace`` records a call; sizes are tensors there."""
 
 
+def is_checked_elsewhere() -> bool:
+    """Whether operators find wrong arguments themselves: within a trace by ``torch.jit`` sizes are tensors, which the
+    kernels check, and Dynamo takes 0.1 s to trace a check that what stands for an operator in its graph makes anyway.
+    """
+    return torch.compiler.is_dynamo_compiling() or _is_tracing()
+
+
 def is_plain() -> bool:
     """Whether a call is an ordinary eager one, with the hand-written backward at most; others go to the dispatcher."""
     return not (_is_compiling() or _are_transforms_active() or _is_tracing() or _is_forward_mode())

@@ -115,7 +115,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             register_backward(f"{name}_backward", composite)
 
         def transformed(*inputs: Any) -> Any:
-            if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
+            if not _autograd.is_checked_elsewhere():
                 schema.check(*inputs[:tensors])
             return registered(*inputs)
 

@@ -72,7 +72,7 @@ def lltm(
 
 def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = _autocast.cast(*arguments)
-    if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
+    if not _autograd.is_checked_elsewhere():
         _check(*arguments)
     new_h, new_cell, _ = _OPERATOR(*arguments, allow_tf32=_allows_tf32())
     return new_h, new_cell

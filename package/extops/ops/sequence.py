@@ -102,8 +102,7 @@ class Cell:
             has_one_state = arguments[-1] is arguments[-2]
             if _autocast.is_on() or not is_plain:
                 arguments = self.cast(*arguments)
-            # Within a trace sizes are tensors, which the kernels check.
-            if lengths is not None or not (is_plain or _autograd.is_tracing()):
+            if lengths is not None or not (is_plain or _autograd.is_checked_elsewhere()):
                 self.check(arguments, lengths, batch_first)
             input, *others = arguments
             steps = input.transpose(0, 1) if batch_first else input
@@ -205,7 +204,10 @@ class Cell:
     def check(self, arguments: Arguments, lengths: Tensor | None, batch_first: bool) -> None:
         """Raises an error that says what does not fit."""
         schema = self.batch_first if batch_first else self.time_first
-        batch = schema.check(*arguments)["batch"]
+        if torch.compiler.is_dynamo_compiling():  # see is_checked_elsewhere
+            batch = arguments[0].shape[int(not batch_first)]
+        else:
+            batch = schema.check(*arguments)["batch"]
         if lengths is not None:
             _check_lengths(self.name, lengths, arguments[0], batch)
 
