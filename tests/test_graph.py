@@ -455,6 +455,23 @@ def test_another_number_of_sorted_lengths(lengths: tuple[int, ...]) -> None:
         torch.compile(model, backend="aot_eager")(input, torch.tensor(lengths))
 
 
+def test_a_graph_without_gradients_keeps_nothing_for_a_backward() -> None:
+    kept = {}
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        (node,) = (x for x in graph.graph.nodes if "lstm_sequence" in str(x.target))
+        _, _, _, *saved = node.meta["example_value"]
+        kept[torch.is_grad_enabled()] = [x.numel() for x in saved]
+        return graph.forward
+
+    module = extops.LSTM(FEATURES, STATE)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            torch.compile(module, backend=note, fullgraph=True)(torch.ones(TIME, 2, FEATURES))
+    assert kept[False] == [0, 0]
+    assert kept[True] == [TIME * 2 * 4 * STATE, TIME * 2 * STATE]
+
+
 CHECKED: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
     "layer": (lambda: extops.accelerate(nn.LSTM(FEATURES, STATE, 2, bidirectional=True)), ""),
     "cell": (lambda: extops.accelerate(nn.LSTMCell(FEATURES, STATE)), ""),

@@ -117,9 +117,11 @@ class Cell:
                 # No result is a view, nor what a backward keeps.
                 c = c.clone() if c.requires_grad else c
                 return h.unsqueeze(int(batch_first)).clone(), h, c
-            output, h_n, c_n, _, _ = self.operator(
-                steps, *others, lengths, reverse=reverse, allow_tf32=allow_tf32
-            )
+            given = steps, *others, lengths
+            # torch.jit checks a trace without gradients against one with them.
+            training = torch.is_grad_enabled() or _autograd.is_tracing()
+            switches = {"allow_tf32": allow_tf32, "training": training}
+            output, h_n, c_n, _, _ = self.operator(*given, reverse=reverse, **switches)
         except (*_checks.FAILURES, IndexError):
             _checks.explain(self.check, arguments, lengths, batch_first)
             raise
