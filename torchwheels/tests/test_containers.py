@@ -184,7 +184,7 @@ def test_a_command_ends_with_its_time(container: Container) -> None:
 
 LEFT_ALONE = f"""
 import signal
-from torchwheels.engines import Container, find_engine
+from torchwheels.run.engines import Container, find_engine
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background ignores
 with Container(find_engine(), "{IMAGE}") as container:
     container.run(["sh", "-c", "echo started >&2; exec sleep 8765430"], {{}})
@@ -313,7 +313,7 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, f"--config={options}"])
     refused = [*dist.glob("*.refused")]
-    assert [x.name for x in dist.iterdir()] == [x.name for x in refused]
+    assert [*dist.glob("[!.]*")] == refused
     said = capsys.readouterr().err
     assert ended.value.code == 4
     assert "does not pass the audit:\n  size: it has 0.02 MB" in said
@@ -480,7 +480,9 @@ FORGING = """
 import glob, subprocess
 code = '''
 import sys
-from torchwheels import finish, releases, wheel
+from torchwheels import wheel
+from torchwheels.options import releases
+from torchwheels.wheel import finish
 forged = finish.Used(releases.load().target("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
 finish.stamp(wheel.read(__import__("pathlib").Path(sys.argv[1])), forged)
 '''
