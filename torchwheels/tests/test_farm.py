@@ -744,6 +744,8 @@ def test_a_farm_in_its_project_has_the_name_of_that(
     for source in (".", "./", "../tinyops/.", "package/.."):
         (entry,) = written(Path(), f'source = "{source}"').projects
         assert entry.name == "tinyops"
+    (entry,) = written(Path(), 'source = "git+https://x/tinyops.git?token=secret@v1"').projects
+    assert entry.name == "tinyops"
 
 
 class Farm(Served):

@@ -78,3 +78,9 @@ def test_no_password_of_uv_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{TOKEN} secret {os.environ['UV_HTTP_TOKEN']} https://{AT}/x https:/{AT}/y"
     )
     assert said == "**** **** a https://****@127.0.0.1:9/x https:/****@127.0.0.1:9/y"
+
+
+def test_no_token_in_a_query_is_printed() -> None:
+    said = "git+https://a/x.git?a=b&private_token=se@cret@v1, https://a/y?X-Amz-Signature=se%40cret&key=%21."
+    hidden = "git+https://a/x.git?a=b&private_token=****, https://a/y?X-Amz-Signature=****&key=****"
+    assert output.masked(said) == hidden

@@ -38,7 +38,7 @@ class Entry:
         """That of the source: of an index, or the last part of an address or a path."""
         source, name, _ = sources.parts(self.options.source)
         if source.startswith("git+"):
-            address = re.split(r"@(?=[^/:]*$)", source)[0]
+            address = re.split(r"@(?=[^/:]*$)", source)[0].partition("?")[0]
             name = name or address.rstrip("/").rpartition("/")[2].removesuffix(".git")
         assert self.options.file is not None
         last = Path(source).name
@@ -80,17 +80,17 @@ def load(file: Path) -> Farm:
             f"{file}: files is {settings.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"
         )
-    if masked(settings.files) != settings.files:
-        raise UserError(
-            f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
-            "without one"
-        )
     for name, address in (("files", settings.files), ("index", settings.index)):
         if "://" in address and re.search(r"[?#]", address):
             raise UserError(
                 f"{file}: {name} has a query (`?`) or a fragment (`#`), but the names of files follow it: "
                 "name an address without one"
             )
+    if masked(settings.files) != settings.files:
+        raise UserError(
+            f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
+            "without one"
+        )
     index = settings.index if "://" in settings.index else str(file.parent / settings.index)
     projects = tuple(_entry(each, settings, file) for each in tables)
     return Farm(index, settings.files, settings.targets, settings.cache, projects)

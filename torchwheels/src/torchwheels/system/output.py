@@ -16,6 +16,9 @@ _BETWEEN_TRACEBACKS = re.compile(
 )
 # After one slash, too: so an address looks that is given as a path.
 _USERINFO = re.compile(r"(?:(?<=://)|(?<=:/))(?!git@)[^/?#\s]+@")
+_QUERY = re.compile(
+    r"(?i)([?&;][\w.%-]*(?:token|secret|password|signature|credential|sig|key|auth)=)[^&\s\"'<>()\[\],]+"
+)
 _SECRET = re.compile(r"UV_\w+_(PASSWORD|TOKEN)")
 _SHORTEST = 6  # a shorter one is in many words
 
@@ -25,7 +28,7 @@ def masked(text: str) -> str:
     for name, value in os.environ.items():
         if _SECRET.fullmatch(name) and len(value) >= _SHORTEST:
             text = text.replace(value, "****")
-    return _USERINFO.sub("****@", text)
+    return _QUERY.sub(r"\1****", _USERINFO.sub("****@", text))
 
 
 def without_userinfo(text: str) -> str:
