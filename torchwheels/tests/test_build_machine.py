@@ -64,9 +64,10 @@ def test_jobs_follow_cores_and_memory(
 def test_max_jobs_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_JOBS", "7")
     assert toolchain.parallel_jobs(2.5, machine(tmp_path, GB)) == 7
-    monkeypatch.setenv("MAX_JOBS", "two")
-    with pytest.raises(UserError, match="MAX_JOBS is 'two', but a number of jobs from 1"):
-        toolchain.parallel_jobs(2.5, tmp_path)
+    for other in ("two", "²"):
+        monkeypatch.setenv("MAX_JOBS", other)
+        with pytest.raises(UserError, match=f"MAX_JOBS is '{other}', but a number of jobs from 1"):
+            toolchain.parallel_jobs(2.5, tmp_path)
 
 
 def fake_toolkit(home: Path, version: str, codes: str = "75 80 86 90 100 120") -> Path:

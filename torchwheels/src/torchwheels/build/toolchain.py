@@ -302,7 +302,7 @@ def parallel_jobs(memory_per_job: float, root: Path = Path("/")) -> int:
 def asked_jobs() -> int:
     """What MAX_JOBS asks for; 0: nothing."""
     asked = os.environ.get("MAX_JOBS")
-    if asked and (not asked.isdigit() or int(asked) == 0):
+    if asked and not re.fullmatch(r"0*[1-9][0-9]*", asked):
         raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
     return int(asked or 0)
 
