@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import tarfile
+import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -61,6 +62,15 @@ def test_folder_is_copied_without_what_earlier_builds_left(folder: Path, tmp_pat
     assert files(fetched.folder) == FILES
     assert fetched.origin == f"sha256:{sources.hash_of_folder(fetched.folder)}"
     assert sources.hash_of_folder(folder) == before
+
+
+def test_the_folder_of_temporary_files_may_be_in_the_sources(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    with sources.fetched(str(folder), "", "") as fetched:
+        assert files(fetched.folder) == FILES
 
 
 def test_what_python_keeps_of_its_own_changes_no_hash(folder: Path) -> None:

@@ -29,7 +29,7 @@ from unearth.preparer import download_link
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
-from torchwheels.system import MARK, processes, sandbox, scratch, sha256
+from torchwheels.system import MARK, files, processes, sandbox, scratch, sha256
 
 EXPECTED = "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or `git+URL@COMMIT`"
 _TIMEOUT = 60  # seconds without an answer
@@ -125,7 +125,8 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> None:
             for x in paths
             if x.name in ("__pycache__", ".git")
             or x.relative_to(folder) in ignored
-            or (x / MARK).is_file()  # made by this tool
+            # Made by this tool: the copy itself may be in there.
+            or any((x / mark).is_file() for mark in (MARK, files.SCRATCH))
             or not (x.is_symlink() or x.is_file() or x.is_dir())  # a pipe, say
         }
 

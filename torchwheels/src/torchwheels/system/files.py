@@ -29,7 +29,7 @@ def marked(folder: Path) -> Path:
     return folder
 
 
-_SCRATCH = ".torchwheels-scratch"
+SCRATCH = ".torchwheels-scratch"
 """A file in each folder of a run: the mark alone would be that of a folder with somebody's wheels, too."""
 
 
@@ -59,7 +59,7 @@ def scratch(place: str | Path = "", prefix: str = "torchwheels-") -> Iterator[Pa
         lock = os.open(name, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)  # while we live
-            Path(name, _SCRATCH).touch()
+            Path(name, SCRATCH).touch()
             Path(name, "work").mkdir()
             for other in Path(name).parent.glob(f"{prefix}*"):
                 _remove_left(other)
@@ -74,7 +74,7 @@ def _remove_left(folder: Path) -> None:
         lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / _SCRATCH).is_file() and os.fstat(lock).st_uid == os.geteuid():
+            if (folder / SCRATCH).is_file() and os.fstat(lock).st_uid == os.geteuid():
                 shutil.rmtree(folder)
         finally:
             os.close(lock)
