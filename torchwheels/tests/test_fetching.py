@@ -316,7 +316,10 @@ def test_private_index_gets_its_password(
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass%20word@{private_index}")
     assert files(sources.fetch("some-project", tmp_path / "copy").folder) == ARCHIVED
     monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
-    with pytest.raises(UserError, match="no index that pip is configured for has sources of some-"):
+    with pytest.raises(
+        UserError,
+        match=r"has sources of some-project \(127\.0\.0\.1 answers 401\): check the name and pip",
+    ):
         sources.fetch("some-project", tmp_path / "again")
 
 

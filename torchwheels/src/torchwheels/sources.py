@@ -359,7 +359,8 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
     Not with `pip download`: that runs the setup.py to learn what it requires.
     """
-    finder = _finder()
+    refused: dict[str, int] = {}
+    finder = _finder(refused)
     try:
         with _answering(requirement):
             # Withdrawn ones only where the version is named, as pip.
@@ -367,7 +368,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
             if best is None:
                 offered = (x for x in candidates if x.link.yank_reason is None)
                 found = {Version(each.version or "0") for each in offered}
-                _check_found(requirement, found)
+                _check_found(requirement, found, refused)
                 newest = f"the newest versions are {', '.join(map(str, sorted(found)[:-4:-1]))}"
                 raise UserError(f"there are no sources of {requirement}: {newest}")
             print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
@@ -383,9 +384,12 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 def on_index(requirement: Requirement) -> dict[Version, str]:
     """The versions that an index has sources of, each with the hash of these, or where it says none, the address."""
+    refused: dict[str, int] = {}
     with _answering(requirement):
-        packages = _finder().find_matches(requirement, allow_yanked=False, allow_prereleases=True)
-    _check_found(requirement, packages)
+        packages = _finder(refused).find_matches(
+            requirement, allow_yanked=False, allow_prereleases=True
+        )
+    _check_found(requirement, packages, refused)
     found = {}
     for package in packages:
         link = package.link
@@ -394,11 +398,15 @@ def on_index(requirement: Requirement) -> dict[Version, str]:
     return found
 
 
-def _check_found(requirement: Requirement, found: Collection[object]) -> None:
+def _check_found(
+    requirement: Requirement, found: Collection[object], refused: Mapping[str, int]
+) -> None:
     if not found:
+        hosts = ", ".join(f"{host} answers {status}" for host, status in refused.items())
+        why = f" ({hosts}): check the name and pip's configuration" if hosts else ": check the name"
         raise UserError(
-            f"no index that pip is configured for has sources of {requirement.name}: check the "
-            "name, or name a folder, an archive or `git+URL@COMMIT`"
+            f"no index that pip is configured for has sources of {requirement.name}"
+            f"{why}, or name a folder, an archive or `git+URL@COMMIT`"
         )
 
 
@@ -418,8 +426,15 @@ def _answering(requirement: Requirement) -> Iterator[None]:
         ) from None
 
 
-def _finder() -> PackageFinder:
-    """What looks for sources where pip is configured to, and with its credentials."""
+def _finder(refused: dict[str, int]) -> PackageFinder:
+    """What looks for sources where pip is configured to, and with its credentials; `refused` gets the hosts that did
+    not answer what they were asked for, but that there is nothing, each with the status.
+    """
+
+    def note(response: httpx2.Response) -> None:
+        if response.status_code >= 400 and response.status_code != 404:
+            refused[response.url.host] = response.status_code
+
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
     passwords = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     with contextlib.suppress(OSError):
@@ -439,6 +454,7 @@ def _finder() -> PackageFinder:
             follow_redirects=True,
             trusted_hosts=trusted,
             proxy=proxy,
+            event_hooks={"response": [note]},
         )
     except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
         raise UserError(
