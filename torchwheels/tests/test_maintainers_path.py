@@ -673,6 +673,25 @@ def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, co
         site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
+def test_the_last_run_of_a_command_of_the_project_is_what_counts(
+    forge: Forge, tmp_path: Path
+) -> None:
+    """It leaves no record, and `make` says 2 of a failure."""
+    (tmp_path / "results").mkdir()
+    wheel, made = forge.wheel(), tmp_path / "site"
+    for code, stopped in ((2, 130), (0, 143)):
+        for each in (code, stopped):
+            testing.keep_record(
+                tmp_path / "results", wheel, forge.target, wheel.parent, each, own_command=True
+            )
+        if code:
+            with pytest.raises(UserError, match=r"its tests failed in 3\.11-cpu$"):
+                site.make_site(wheel.parent, made, project.Project())
+    site.make_site(wheel.parent, made, project.Project())
+    (run,) = json.loads(reports.report_file(wheel).read_text())["tests"]
+    assert (run["device"], run["passed"], run["failed"]) == ("unknown", 1, 0)
+
+
 @pytest.mark.parametrize("failure", [None, {"device": "CPU", "passed": 2, "failed": 1}])
 def test_tests_that_pass_in_the_end_are_what_counts(
     forge: Forge, tmp_path: Path, failure: dict[str, object] | None

@@ -138,7 +138,7 @@ def test(
             testing.install(options, target, wheel, folder)
             print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
             code = testing.run_here(options, target, folder, source, *asked)
-        testing.keep_record(folder, wheel, target, dist, code)
+        testing.keep_record(folder, wheel, target, dist, code, bool(options.tests.command))
     if code:
         raise TestsError(f"the tests of {wheel.name} fail in {target.name} (exit code {code})")
 

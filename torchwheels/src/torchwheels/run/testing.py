@@ -172,21 +172,24 @@ def _copy_all(source: Path, destination: Path) -> None:
         shutil.copy(source, destination)
 
 
-def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int) -> None:
+def keep_record(
+    results: Path, path: Path, target: Target, dist: Path, code: int, own_command: bool = False
+) -> None:
     """Puts the record of a run that ended with `code` into `dist`/tests, for the build report of the wheel.
 
-    A run that died has left none, and counts as a test that failed; one that was stopped, or whose
-    options pytest does not know, has said nothing of the wheel.
+    A run that died has left none, nor may one by a command of the project's own: each counts as one test. A run that
+    was stopped, or whose options pytest does not know, has said nothing of the wheel.
     """
     file = results / RECORD
-    found: dict[str, Any] = {"device": "unknown", "passed": 0, "failed": 1, "skipped": 0}
+    passed, failed = int(code == 0), int(code != 0)
+    found: dict[str, Any] = {"device": "unknown", "passed": passed, "failed": failed, "skipped": 0}
     if file.is_file():
         found = json.loads(file.read_text())
-    elif code in (0, 2, 4, 130, 143):
+    elif code in (130, 143) or (code in (0, 2, 4) and not own_command):
         return
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device, digest = re.sub(r"[^a-z0-9]+", "-", record["device"].lower()), record["sha256"][:12]
     folder = files.marked(dist) / "tests" / target.name
-    # Of a run that died before, on whichever device.
+    # Of a run before, on whichever device.
     (folder / f"{digest}-unknown.json").unlink(missing_ok=True)
     files.write_text(folder / f"{digest}-{device}.json", files.as_json(record))
