@@ -673,6 +673,23 @@ def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, co
         site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
+@pytest.mark.parametrize(
+    ("counts", "code", "failed"),
+    [((0, 0), 0, 1), ((0, 0), 5, 1), ((3, 0), 139, 1), ((3, 2), 1, 2), ((3, 0), 0, 0)],
+    ids=["collected", "none chosen", "died at its end", "failed", "passed"],
+)
+def test_a_failure_is_forgotten_by_no_run_but_one_that_passes(
+    forge: Forge, tmp_path: Path, counts: tuple[int, int], code: int, failed: int
+) -> None:
+    wheel = forge.wheel()
+    for (passed, bad), ended in (((2, 1), 1), (counts, code)):
+        record = {"device": "CPU", "passed": passed, "failed": bad, "skipped": 0}
+        (tmp_path / testing.RECORD).write_text(json.dumps(record))
+        testing.keep_record(tmp_path, wheel, forge.target, wheel.parent, ended)
+    (record,) = reports.tests_of(wheel.parent / "tests", sha256(wheel))
+    assert record["failed"] == failed
+
+
 def test_the_last_run_of_a_command_of_the_project_is_what_counts(
     forge: Forge, tmp_path: Path
 ) -> None:

@@ -178,15 +178,16 @@ def keep_record(
     """Puts the record of a run that ended with `code` into `dist`/tests, for the build report of the wheel.
 
     A run that died has left none, nor may one by a command of the project's own: each counts as one test. A run that
-    was stopped, or whose options pytest does not know, has said nothing of the wheel.
+    was stopped, whose options pytest does not know, or that ran no test, has said nothing of the wheel.
     """
     file = results / RECORD
-    passed, failed = int(code == 0), int(code != 0)
-    found: dict[str, Any] = {"device": "unknown", "passed": passed, "failed": failed, "skipped": 0}
-    if file.is_file():
-        found = json.loads(file.read_text())
-    elif code in (130, 143) or (code in (0, 2, 4) and not own_command):
-        return
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    if not any(found.get(count) for count in ("passed", "failed", "skipped")):
+        if code in (130, 143) or (code in (0, 2, 4, 5) and not own_command):
+            return
+        found = {"device": "unknown", "passed": int(code == 0), "failed": 0, "skipped": 0}
+    if code and not found["failed"]:  # it died after the last of them, say
+        found["failed"] = 1
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device, digest = re.sub(r"[^a-z0-9]+", "-", record["device"].lower()), record["sha256"][:12]
     folder = files.marked(dist) / "tests" / target.name
