@@ -291,6 +291,7 @@ def tagged_for_this_python(path: Path) -> Path:
     return path.rename(path.with_name(path.name.replace("cp311", own)))
 
 
+WARNS = "import os, warnings; warnings.warn('no numpy')"
 HIDES = """
 import contextlib, ctypes, pathlib
 with contextlib.suppress(OSError):
@@ -369,6 +370,9 @@ def test_modules_of_namespaces_are_imported_too(names: list[str], modules: list[
         ),
         ("", ("package.none",), "No module named 'package.none'"),
         ("raise RuntimeError('not today')", (), "does not import: RuntimeError: not today"),
+        ("import sys; sys.exit(0)", (), "does not import: it ends the process with exit code 0"),
+        (f"{WARNS}; os._exit(3)", (), "does not import: it ends the process with exit code 3"),
+        (f"{WARNS}; os.abort()", (), "does not import: it dies of SIGABRT"),
     ],
 )
 def test_module_that_does_not_import(

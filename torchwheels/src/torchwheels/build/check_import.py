@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ _IMPORT = """
 import ctypes, importlib, json, os, sys, sysconfig, traceback
 import torch
 libraries, modules, driver = json.loads(sys.argv[1])
+said = os.dup(1)  # a module may close or replace it
 if driver[1:]:
     try:
         ctypes.CDLL(driver[0])
@@ -48,6 +50,7 @@ for library in libraries:
         sys.exit(1)
 for module in modules:
     importlib.import_module(module)
+os.write(said, b"all is imported")
 """
 
 _MODULE = re.compile(r"\w+(\.py|\.(cpython-|abi3)[\w-]*\.so)")
@@ -90,11 +93,17 @@ def check_import(
     modules = modules or top_level_modules(found.files)
     linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
     given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])
-    home, command = environment.folder, [str(environment.python), "-c", _IMPORT, given]
+    # A warning would be the last word of one that dies.
+    command = [str(environment.python), "-W", "ignore", "-c", _IMPORT, given]
+    home = environment.folder
     variables, pipe = environments.clean_variables(home), subprocess.PIPE
     done = processes.run(command, env=variables, cwd=home, stdout=pipe, stderr=pipe, text=True)
-    if done.returncode != 0:
-        last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
+    code = done.returncode
+    if code or "all is imported" not in done.stdout:
+        ends = f"it ends the process with exit code {code}"
+        if code - 128 in {*signal.Signals}:
+            ends = f"it dies of {signal.Signals(code - 128).name}"
+        last = (done.stderr.strip() or ends).splitlines()[-1]
         readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)
         raise RefusedError(f"{found.path.name} does not import: {readable}{_way_out(last)}")
 
