@@ -325,6 +325,14 @@ def test_a_wheel_whose_tests_fail_is_not_published(
         "3.11-cpu (exit code 1)",
     }
     assert len([*Path("release").glob("*/tinyops-1.0+*.whl")]) == 1
+    # Nothing has changed; then it has, but for no wheel that is there.
+    for settings, tried in (("", 0), (", minutes = 5", 2)):
+        builds.built.clear()
+        written(
+            tmp_path, f'{PROJECT}\ntests = {{ paths = ["setup.py"]{settings} }}', first=PUBLISHED
+        )
+        farm("build", "--backend=local")
+        assert len(builds.built) == tried
 
 
 @pytest.mark.usefixtures("one_project")

@@ -102,6 +102,7 @@ def _told(wanted: Wanted, published: Sequence[Row]) -> Row:
     return {
         **told,
         "digest": wanted.digest,
+        "settings": wanted.settings,
         "build": number,
         "tag": tag,
         "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),

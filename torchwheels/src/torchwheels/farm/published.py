@@ -51,6 +51,7 @@ class _Told(msgspec.Struct):
     metadata: dict[str, str] = {}
     replaced: list[str] = []
     """The tags of the releases whose places it took: a tag is given once."""
+    settings: str = ""
 
 
 class _Variant(msgspec.Struct):
@@ -200,7 +201,9 @@ class Known:
 
     def failure(self, wanted: Wanted) -> Row | None:
         """Why it could not be built of these very sources and options."""
-        return self.failures.get((wanted.project, wanted.digest, wanted.target.name))
+        found = self.failures.get((wanted.project, wanted.digest, wanted.target.name))
+        tried = found and found["farm"].get("settings")  # of an earlier torchwheels, nobody knows
+        return found if not tried or tried == wanted.settings else None
 
 
 def missing(wanted: Sequence[Wanted], known: Known) -> list[Wanted]:

@@ -19,10 +19,9 @@ from torchwheels.options import Project, Target
 from torchwheels.system import masked, scratch, sha256
 
 _NEWEST_TAG = "newest-tag"
-# What of a project's options does not change its wheels.
-_NOT_BUILT_OF = {
-    "source", "targets", "small", "yanked", "tests", "import", "time-limit", "memory-per-job", "size-budget",
-}  # fmt: skip
+# What of a project's options does not change its wheels, but maybe whether there is one.
+_TRIED_WITH = {"tests", "import", "time-limit", "memory-per-job", "size-budget"}
+_NOT_BUILT_OF = {"source", "targets", "small", "yanked", *_TRIED_WITH}
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,12 @@ class Wanted:
     def key(self) -> str:
         """What it is called: `torchsort 0.1.9 3.11-cpu`."""
         return f"{self.project} {self.version} {self.target.name}"
+
+    @property
+    def settings(self) -> str:
+        """A digest of the other options: what has failed may not fail with others."""
+        table = self.options.of_target(self.target).table
+        return _hash({key: table[key] for key in table.keys() & _TRIED_WITH})
 
 
 def of_farm(farm: Farm, only: str = "*") -> tuple[list[Wanted], dict[str, str]]:
@@ -80,8 +85,11 @@ def _digest(origin: str, options: Project) -> str:
     assert options.file is not None
     used = {key: value for key, value in options.table.items() if key not in _NOT_BUILT_OF}
     patches = [sha256(options.file.parent / each) for each in options.patches]
-    said = json.dumps([origin, used, patches], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    return _hash([origin, used, patches])
+
+
+def _hash(said: object) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _versions(entry: Entry) -> list[tuple[str, str, str]]:
