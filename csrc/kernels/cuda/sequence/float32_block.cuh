@@ -133,6 +133,7 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   __shared__ __align__(16) float h[2][kRows][kUnits];
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<false>>;
   const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
 
@@ -140,7 +141,8 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   const ForwardWeights<Cell, kChunks> weights([&](int j, int i) {
     const int unit = first_unit + j / Cell::kRecurrent;
     const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
-    return recurrent_weight(steps, weights_h, j % Cell::kRecurrent, unit, k);
+    const int64_t row = int64_t{j % Cell::kRecurrent} * state_size + unit;
+    return unit < state_size && k < state_size ? weights_h[row * steps.weights_stride + k] : 0.f;
   });
   const ValidSteps valid_by_row[] = {
       valid_steps_of<kRows>(steps, 0, false), valid_steps_of<kRows>(steps, kRows - 1, false)};
@@ -200,13 +202,16 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   __shared__ __align__(16) float gradients[2][kRows][kK];
   using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess<false>>;
   const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
 
   const float* const weights_h = steps.weights_of<Cell>(in.weights_h);
   const BackwardWeights<Cell, kChunks> weights([&](int j, int i) {
     const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
-    return recurrent_weight(steps, weights_h, k / kUnits, k % kUnits, first_unit + j);
+    const bool inside = k % kUnits < state_size && first_unit + j < state_size;
+    const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
+    return inside ? weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
   });
   const ValidSteps valid_by_row[] = {
       valid_steps_of<kRows>(steps, 0, true), valid_steps_of<kRows>(steps, kRows - 1, true)};

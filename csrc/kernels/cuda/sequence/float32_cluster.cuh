@@ -56,8 +56,10 @@ __device__ float weight_at(const Steps& steps, const float* weights_h, int n, in
   const int of_n = static_cast<int>(blockIdx.x) * Tile::kUnits + n % Tile::kUnits;
   const int of_k = k / Tile::kSourceK * Tile::kUnits + k % Tile::kUnits;
   const int gate = Tile::kIsForward ? n / Tile::kUnits : k % Tile::kSourceK / Tile::kUnits;
-  return Tile::kIsForward ? recurrent_weight(steps, weights_h, gate, of_n, of_k)
-                          : recurrent_weight(steps, weights_h, gate, of_k, of_n);
+  const int row = Tile::kIsForward ? of_n : of_k;
+  const int column = Tile::kIsForward ? of_k : of_n;
+  if (of_n >= steps.state_size || of_k >= steps.state_size) return 0;
+  return weights_h[(int64_t{gate} * steps.state_size + row) * steps.weights_stride + column];
 }
 
 // ---- GEMMs: the lanes of a warp split K, and exchange their sums by shuffles ----

@@ -518,12 +518,15 @@ __device__ void read_sums(const Block<Tile>& block, int tile, float (&found)[Til
   const int column = own * Tile::kUnits + team_thread() % Tile::kUnits;
   const float* const sums = block.buffers.sums + (of_all(plan, tile) * gridDim.x + blockIdx.x - own) * size +
                             column / 8 * plan.rows * 8 + column % 8;
+  const int count = OwnCell<Tile>::count(plan.rows);
   float values[Tile::kCells][Tile::kParts];
   // Those of rows that the tile lacks are not used.
-  OwnCell<Tile>::each(OwnCell<Tile>::count(plan.rows), [&](int i) {
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    if (OwnCell<Tile>::are_all(i, count)) break;
     const int row = min((i * Tile::kWorkers + team_thread()) / Tile::kUnits, plan.rows - 1);
     unrolled<Tile::kParts>([&](int part) { values[i][part] = load_from_l2(sums + part * size + row * 8); });
-  });
+  }
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
     found[i] = 0;

@@ -51,23 +51,8 @@ struct OwnCell {
 
   // How many cells a thread has at most, the same in all of them.
   __device__ static int count(int rows) { return (rows * Tile::kUnits + Tile::kWorkers - 1) / Tile::kWorkers; }
-  // Calls body(i) for each of `count` cells. Whether it is the last is asked at every second one, so that two are
-  // computed at a time.
-  template <class Body>
-  __device__ static void each(int count, const Body& body) {
-#pragma unroll
-    for (int i = 0; i < Tile::kCells; ++i) {
-      if (i % 2 == 0 && i >= count) break;
-      body(i);
-    }
-  }
-  // The same for each of them that exists, as body(i, cell).
-  template <class Body>
-  __device__ static void each(const OwnCell (&cells)[Tile::kCells], int count, const Body& body) {
-    each(count, [&](int i) {
-      if (cells[i].exists) body(i, cells[i]);
-    });
-  }
+  // Whether number `i` is the first that no thread has. Asked at every second one, so that two are computed at a time.
+  __device__ static bool are_all(int i, int count) { return i % 2 == 0 && i >= count; }
 
   __device__ int64_t state(const Steps& steps) const { return steps.state(sample, unit); }
 };
@@ -100,22 +85,28 @@ class ForwardStep {
       : in_(in), c_(c), t_(in.steps.time_of(step)), count_(OwnCell<Tile>::count(rows)) {
     const Steps& steps = in.steps;
     // Without a branch of its own for a cell, which would serialise their loads.
-    OwnCell<Tile>::each(count_, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
       const OwnCell<Tile>& cell = cells_[i] = {steps, rows, tile, i};
       const bool is_valid = cell.exists && t_ < cell.length;
       const float* const input_gates =
           in.input_gates + steps.row(t_, cell.sample) * Cell::kInput * steps.state_size + cell.unit;
-      unrolled<Cell::kInput>(
-          [&](int g) { inputs_[i][g] = is_valid ? input_gates[input_place<Cell>(g) * steps.state_size] : 0; });
+#pragma unroll
+      for (int g = 0; g < Cell::kInput; ++g) {
+        inputs_[i][g] = is_valid ? input_gates[input_place<Cell>(g) * steps.state_size] : 0;
+      }
       old_c_[i] = is_valid ? c[cell.state(steps)] : 0;
-    });
+    }
   }
 
   // `recurrent`(i, g) is the recurrent part of gate number g of those that have one. Calls put(cell, h).
   template <class Recurrent, class Put>
   __device__ void compute(const float* biases, const Recurrent& recurrent, const Put& put) {
     // As above.
-    OwnCell<Tile>::each(count_, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
       float gates[Cell::kGates];
       unrolled<Cell::kGates>([&](int g) {
         float& sum = sums_[i][g] = biases[g * Tile::kUnits + cells_[i].column];
@@ -125,8 +116,12 @@ class ForwardStep {
       });
       round_to<T>(gates);
       states_[i] = cell_forward<Cell, typename Tile::CellMath>(gates, old_c_[i]);
-    });
-    OwnCell<Tile>::each(cells_, count_, [&](int i, const OwnCell<Tile>& cell) {
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
+      const OwnCell<Tile>& cell = cells_[i];
+      if (!cell.exists) continue;
       if (t_ < cell.length) {
         T h;
         store(h, states_[i].h);
@@ -135,25 +130,29 @@ class ForwardStep {
         // Before a sample's first valid step this is its initial state; after its last one nobody reads it.
         put(cell, in_.h_0[cell.state(in_.steps)]);
       }
-    });
+    }
   }
 
   // Stores what the other blocks do not wait for.
   __device__ void write() const {
     const Steps& steps = in_.steps;
-    OwnCell<Tile>::each(cells_, count_, [&](int i, const OwnCell<Tile>& cell) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
+      const OwnCell<Tile>& cell = cells_[i];
+      if (!cell.exists) continue;
       const int64_t place = steps.row(t_, cell.sample);
       if (t_ >= cell.length) {
         store_cell<Cell, T, float>(in_, place, cell.unit);
-        return;
+        continue;
       }
       store_cell(in_, place, cell.unit, sums_[i], states_[i]);
       const int64_t state = cell.state(steps);
       c_[state] = states_[i].c;
-      if (t_ != steps.last_time(cell.length)) return;
+      if (t_ != steps.last_time(cell.length)) continue;
       store(in_.h_n[state], states_[i].h);
       store(in_.c_n[state], states_[i].c);
-    });
+    }
   }
 
  private:
@@ -187,26 +186,31 @@ class BackwardStep {
     T zero;
     store(zero, 0);
     T gates[Tile::kCells][Cell::kGates], saved_c[Tile::kCells], grad_h[Tile::kCells][2];
-    OwnCell<Tile>::each(count_, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
       const OwnCell<Tile>& cell = cells_[i] = {steps, rows, tile, i};
       const bool is_valid = this->is_valid(cell);
       const int64_t state = cell.state(steps);
       const int64_t place = steps.row(t_, cell.sample) * steps.state_size;
       const T* const from = in.gates + place * Cell::kGates + cell.unit;
-      unrolled<Cell::kGates>([&](int g) { gates[i][g] = is_valid ? from[g * steps.state_size] : zero; });
+#pragma unroll
+      for (int g = 0; g < Cell::kGates; ++g) gates[i][g] = is_valid ? from[g * steps.state_size] : zero;
       saved_c[i] = is_valid ? in.cells[place + cell.unit] : zero;
       grad_h[i][0] = is_valid && in.grad_output != nullptr ? in.grad_output[place + cell.unit] : zero;
       grad_h[i][1] = is_valid && is_first(cell) && in.grad_h_n != nullptr ? in.grad_h_n[state] : zero;
       const bool starts = is_valid ? is_first(cell) : cell.length == 0;
       grad_c_[i] = cell.exists && !starts && step > 0 ? c[state] : 0;
       if (cell.exists && starts) grad_c_[i] = load_if_present(in.grad_c_n, state);
-    });
-    OwnCell<Tile>::each(count_, [&](int i) {
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
       float of_cell[Cell::kGates];
       unrolled<Cell::kGates>([&](int g) { of_cell[g] = load(gates[i][g]); });
       derivatives_[i] = local_derivatives<Cell, typename Tile::CellMath>(of_cell, load(saved_c[i]));
       grad_h_[i] = load(grad_h[i][0]) + load(grad_h[i][1]);
-    });
+    }
   }
 
   // Whether only the gradients of the initial state are left.
@@ -219,7 +223,11 @@ class BackwardStep {
     const int previous = step_ > 0 ? steps.time_of(steps.time - step_) : -1;
     float from_previous[Tile::kCells] = {};
     if (step_ > 0) recurrent(from_previous);
-    OwnCell<Tile>::each(cells_, count_, [&](int i, const OwnCell<Tile>& cell) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
+      const OwnCell<Tile>& cell = cells_[i];
+      if (!cell.exists) continue;
       const int64_t state = cell.state(steps);
       const bool is_valid = this->is_valid(cell);
       const bool has_previous = step_ > 0 && previous < cell.length;
@@ -229,7 +237,7 @@ class BackwardStep {
         store(in_.grad_h_0[state], has_previous ? from_previous[i] : load_if_present(in_.grad_h_n, state));
         store(in_.grad_c_0[state], grad_c_[i]);
       }
-      if (is_last()) return;
+      if (is_last()) continue;
       unrolled<Cell::kGates>([&](int g) { gradients_[i][g] = 0; });
       if (is_valid) {
         apply_local_derivatives(
@@ -237,15 +245,19 @@ class BackwardStep {
         c_[state] = grad_c_[i];
       }
       put(cell, gradients_[i]);
-    });
+    }
   }
 
   __device__ void write() const {
-    OwnCell<Tile>::each(cells_, count_, [&](int i, const OwnCell<Tile>& cell) {
+#pragma unroll
+    for (int i = 0; i < Tile::kCells; ++i) {
+      if (OwnCell<Tile>::are_all(i, count_)) break;
+      const OwnCell<Tile>& cell = cells_[i];
+      if (!cell.exists) continue;
       const int state_size = in_.steps.state_size;
       T* const to = in_.grad_gates + in_.steps.row(t_, cell.sample) * Cell::kGates * state_size + cell.unit;
       unrolled<Cell::kGates>([&](int g) { store(to[g * state_size], gradients_[i][g]); });
-    });
+    }
   }
 
  private:

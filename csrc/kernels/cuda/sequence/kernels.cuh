@@ -9,14 +9,24 @@ namespace extops::cuda {
 
 // ---- one step, after a library GEMM ----
 
+// Calls body(item, sample, unit) for all cells of a step.
+template <class Body>
+__device__ void for_each_cell(const Steps& steps, const Body& body) {
+  const int64_t cells = int64_t{steps.batch} * steps.state_size;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < cells;
+       item += int64_t{gridDim.x} * blockDim.x) {
+    const int sample = static_cast<int>(item / steps.state_size);
+    body(item, sample, static_cast<int>(item - int64_t{sample} * steps.state_size));
+  }
+}
+
 template <class Cell, class T, class C = typename Compute<T>::type>
 __global__ void __launch_bounds__(kThreads)
     sequence_step_kernel(SequenceForward<Cell, T> in, int step, const C* recurrent, C* carried) {
   wait_for_previous_kernel();
   const Steps& steps = in.steps;
   const int t = steps.time_of(step);
-  for_each_vector<1>(steps.batch, steps.state_size, [&](int sample, int unit) {
-    const int64_t item = int64_t{sample} * steps.state_size + unit;
+  for_each_cell(steps, [&](int64_t item, int sample, int unit) {
     const int64_t place = steps.row(t, sample);
     const int64_t state = steps.state(sample, unit);
     C c = step == 0 ? load(in.c_0[state]) : carried[item];
@@ -52,8 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   C* const carried_c = carried_h + int64_t{steps.batch} * steps.state_size;
   const int t = steps.time_of(steps.time - 1 - step);
   const int previous = steps.time_of(steps.time - step);
-  for_each_vector<1>(steps.batch, steps.state_size, [&](int sample, int unit) {
-    const int64_t item = int64_t{sample} * steps.state_size + unit;
+  for_each_cell(steps, [&](int64_t item, int sample, int unit) {
     const int length = steps.length(sample);
     const int64_t state = steps.state(sample, unit);
     C grad_h = step == 0 ? load_if_present(in.grad_h_n, state) : previous < length ? recurrent[item] : carried_h[item];

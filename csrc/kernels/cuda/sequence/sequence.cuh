@@ -153,15 +153,6 @@ __device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) 
   return data == nullptr ? 0 : load(data[at]);
 }
 
-// The recurrent weight from unit `of_h` of h to a gate of unit `of_gate`: zero beyond the last unit.
-template <class T>
-__device__ T recurrent_weight(const Steps& steps, const T* weights, int gate, int of_gate, int of_h) {
-  T zero;
-  store(zero, 0);
-  if (of_gate >= steps.state_size || of_h >= steps.state_size) return zero;
-  return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.weights_stride + of_h];
-}
-
 // ---- a unit at one step: `place` is a row of [time, batch] ----
 
 // Rounds values to T, in which the backward will see them.

@@ -140,6 +140,15 @@ class TensorWeights {
   uint4* stored_;
 };
 
+// The recurrent weight from unit `of_h` of h to a gate of unit `of_gate`.
+template <class T>
+__device__ T recurrent_weight(const Steps& steps, const T* weights, int gate, int of_gate, int of_h) {
+  T zero;
+  store(zero, 0);
+  if (of_gate >= steps.state_size || of_h >= steps.state_size) return zero;
+  return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.weights_stride + of_h];
+}
+
 // Neighbouring values as operands of the tensor cores.
 template <class T, int kCount>
 __device__ Vector<T, kCount> as_operands(const float (&values)[kCount]) {

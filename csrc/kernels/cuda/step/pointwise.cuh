@@ -5,6 +5,20 @@
 
 namespace extops::cuda::step {
 
+// Calls body(row, unit) for the first of each `kVector` neighbouring units.
+template <int kVector, class Body>
+__device__ void for_each_vector(int64_t batch, int state_size, const Body& body) {
+  const int64_t vectors = state_size / kVector;
+  const int64_t items = batch * vectors;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items;
+       item += int64_t{gridDim.x} * blockDim.x) {
+    // 64-bit division takes some 100 instructions: avoid it wherever 32 bits hold the numbers.
+    const int64_t row =
+        item <= UINT32_MAX ? static_cast<uint32_t>(item) / static_cast<uint32_t>(vectors) : item / vectors;
+    body(row, static_cast<int>(item - row * vectors) * kVector);
+  }
+}
+
 template <class Cell, class T, int kVector>
 __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in) {
   using C = typename Compute<T>::type;

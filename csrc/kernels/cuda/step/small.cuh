@@ -11,9 +11,19 @@ namespace extops::cuda::step {
 constexpr int kWarps = 4;
 
 // A lane loads `kDepth` vectors along K before it uses the first.
-template <int kRows, int kVector, int kDepth, class Cell, class T>
+template <int kRows_, int kVector_, int kDepth_>
+struct SmallTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kVector = kVector_;
+  static constexpr int kDepth = kDepth_;
+};
+
+template <class Cell, class T, class Tile>
 __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kRows = Tile::kRows;
+  constexpr int kDepth = Tile::kDepth;
+  constexpr int kVector = Tile::kVector;
   constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
   using V = Vector<T, kVector>;
   using C = typename Compute<T>::type;
@@ -98,12 +108,12 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
 #endif
 }
 
-template <int kRows, int kVector, int kDepth, class Cell, class T>
+template <class Tile, class Cell, class T>
 Error launch_small_tile(const Forward<Cell, T>& in, cudaStream_t stream) {
   const dim3 grid(
-      static_cast<unsigned>((in.batch + kRows - 1) / kRows),
+      static_cast<unsigned>((in.batch + Tile::kRows - 1) / Tile::kRows),
       static_cast<unsigned>((in.state_size + kWarps - 1) / kWarps));
-  return launch(&small_kernel<kRows, kVector, kDepth, Cell, T>, {grid, 32 * kWarps}, stream, in);
+  return launch(&small_kernel<Cell, T, Tile>, {grid, 32 * kWarps}, stream, in);
 }
 
 // With `are_few_rows` all rows start at a multiple of 16 bytes.
@@ -111,10 +121,10 @@ template <class Cell, class T>
 Error launch_small(const Forward<Cell, T>& in, bool are_few_rows, cudaStream_t stream) {
   if (are_few_rows) {
     constexpr int kVector = kChunkBytes / sizeof(T);
-    if (in.batch == 1) return launch_small_tile<1, kVector, 4>(in, stream);
-    if constexpr (sizeof(T) >= 4) return launch_small_tile<4, kVector, 2>(in, stream);
+    if (in.batch == 1) return launch_small_tile<SmallTile<1, kVector, 4>>(in, stream);
+    if constexpr (sizeof(T) >= 4) return launch_small_tile<SmallTile<4, kVector, 2>>(in, stream);
   }
-  return launch_small_tile<2, 1, 6>(in, stream);
+  return launch_small_tile<SmallTile<2, 1, 6>>(in, stream);
 }
 
 }  // namespace extops::cuda::step
