@@ -381,6 +381,23 @@ def test_one_step_is_the_operator_of_a_step(make: Any, device: str) -> None:
     assert ("_step." in names, "_sequence." in names) == (is_step, not is_step)
 
 
+@by_device
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("make", [extops.LLTMLayer, extops.LSTM, extops.GRU])
+def test_both_directions_are_one_call_on_a_gpu(make: Any, is_packed: bool, device: str) -> None:
+    """With gradients; on a CPU they are two."""
+    torch.manual_seed(0)
+    model = make(FEATURES, STATE, 2, bidirectional=True, dtype=torch.float64).to(device)
+    input = torch.randn(TIME, 4, FEATURES, dtype=torch.float64, device=device)
+    lengths = torch.tensor(UNSORTED, device=device) if is_packed else None
+    inputs = input, None, lengths
+    found, _ = targets_of(model, *inputs)
+    assert sum("_sequence" in x for x in found) == (2 if device == "cuda" else 4)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    results, expected = (results_of(x, model, inputs) for x in (run, model))
+    torch.testing.assert_close(results, expected)
+
+
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="this torch exports no packed input")
 @pytest.mark.parametrize("name", [pytest.param("sorted", marks=pytest.mark.slow), "between"])
 def test_exported_and_saved(name: str, tmp_path: Path) -> None:

@@ -124,16 +124,21 @@ def _beside_each_other(states: Tensor) -> tuple[Tensor, ...]:
     return of_layers.transpose(1, 2).flatten(2).unbind(0)
 
 
-class _BehindEachOther(torch.autograd.Function):
+def _joined(*parameters: Tensor) -> tuple[Tensor, ...]:
     """The parameters of two directions as an operator takes them, by one kernel."""
+    half = len(parameters) // 2
+    pairs = list(zip(parameters[:half], parameters[half:], strict=True))
+    joined = torch.cat([x.flatten() for pair in pairs for x in pair])
+    parts = zip(joined.split([2 * x.numel() for x, _ in pairs]), pairs, strict=True)
+    return tuple([part.view(2 * len(x), *x.shape[1:]) for part, (x, _) in parts])
+
+
+class _BehindEachOther(torch.autograd.Function):
+    """The same in plain calls, with gradients that are not copied."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
-        half = len(parameters) // 2
-        pairs = list(zip(parameters[:half], parameters[half:], strict=True))
-        joined = torch.cat([x.flatten() for pair in pairs for x in pair])
-        parts = zip(joined.split([2 * x.numel() for x, _ in pairs]), pairs, strict=True)
-        return tuple([part.view(2 * len(x), *x.shape[1:]) for part, (x, _) in parts])
+        return _joined(*parameters)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -142,6 +147,14 @@ class _BehindEachOther(torch.autograd.Function):
 
 
 _behind_each_other = _private.apply(_BehindEachOther)
+
+
+def _joined_in_graph(*parameters: Tensor) -> tuple[Tensor, ...]:
+    """The same in a graph. Where there are gradients, each pair is joined by a kernel of its own: no copies of them."""
+    if not torch.is_grad_enabled():
+        return _joined(*parameters)
+    half = len(parameters) // 2
+    return tuple([torch.cat(x) for x in zip(parameters[:half], parameters[half:], strict=True)])
 
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
@@ -314,9 +327,9 @@ class Layers(torch.nn.Module, HasStates):
         return self._forward_layers(run, input, states, places=places, batch_first=batch_first)
 
     def _fits(self, input: Tensor) -> bool:
-        """Whether both directions are computed at once: on a GPU, if the gates of both are few enough."""
-        time, batch, _ = input.shape
-        size = time * batch * getattr(self, self._size) * _SAVED_PER_UNIT * input.element_size()
+        """Whether both directions may be computed at once: on a GPU, if the gates of both are few enough."""
+        steps = math.prod(x or 1 for x in _private.hints_of(input.shape[:2]))
+        size = steps * getattr(self, self._size) * _SAVED_PER_UNIT * input.element_size()
         return input.is_cuda and size < sequence.CHUNK_BYTES
 
     def _forward_layers(
@@ -337,12 +350,13 @@ class Layers(torch.nn.Module, HasStates):
             suffixes = map(self._suffixes, range(self.num_layers))
             parameters = [self._parameters_of(x) for of_layer in suffixes for x in of_layer]
         runs: Sequence[bool | None] = (False, True)[: 1 + self.bidirectional]
-        may_be_together = self.bidirectional and is_plain and _loader.binding == "stable"
-        together = may_be_together and input.dim() == 3 and self._fits(input)
+        may_be_together = self.bidirectional and input.dim() == 3 and _loader.binding == "stable"
+        together = may_be_together and _are_together(self, input)
         if together:
             runs = (None,)
             pairs = zip(parameters[::2], parameters[1::2], strict=True)
-            parameters = [_behind_each_other(*one, *other) for one, other in pairs]
+            join = _behind_each_other if is_plain else _joined_in_graph
+            parameters = [join(*one, *other) for one, other in pairs]
         of_layers = _beside_each_other if together else Tensor.unbind
         h = of_layers(states[0])
         c = h if states[-1] is states[0] else of_layers(states[-1])  # zeros are the same for both
@@ -381,6 +395,14 @@ class Layers(torch.nn.Module, HasStates):
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
+
+
+def _are_together(layers: Layers, input: Tensor) -> bool:
+    """Whether both directions are computed at once, in a plain call or a graph that Dynamo traces for this process."""
+    return _autograd.is_plain() and layers._fits(input)
+
+
+_private.answer_in_traces(_are_together, lambda layers, input: layers._fits(input))
 
 
 class NewLayers(Layers):

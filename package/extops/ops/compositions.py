@@ -163,7 +163,7 @@ class Cell:
         if len(input) == 0:
             gates = self.gates(input.flatten(0, 1), *parameters, h[:0])
             gates = gates.reshape(0, len(h), gates.shape[1])
-            output, cells, _ = gates.tensor_split((h.shape[1], 2 * h.shape[1]), dim=2)
+            output, cells = (gates.narrow(2, 0, h.shape[1]) for _ in range(2))
             return output, h, c, gates, cells
         if lengths is not None:
             valid = valid_steps(lengths, len(input)).unsqueeze(2)

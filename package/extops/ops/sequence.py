@@ -62,20 +62,39 @@ class Cell:
         def apply(
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
         ) -> Any:
-            options = reverse, allow_tf32, False, inputs[0].is_cuda
+            direction = None if self._has_both(*inputs) else reverse
+            options = direction, allow_tf32, False, inputs[0].is_cuda
             return kept(training, *_apply(self, [_ALL_STEPS], options, *inputs))
 
         def composite(
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
         ) -> Any:
-            return kept(training, *self.reference(*inputs, reverse=reverse))
+            direction = None if self._has_both(*inputs) else reverse
+            return kept(training, *self.composition(*inputs, reverse=direction))
 
         def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
-            return reference_backward(*inputs, reverse=reverse)
+            *_, weights, _, cells, _ = inputs
+            if weights.shape[1] == cells.shape[2]:
+                return reference_backward(*inputs, reverse=reverse)
+            return _by_directions(reference_backward, inputs, (2, 1, 1, 0, 2, 2, None))
 
         _autograd.register(self.name, apply, composite)
         # Compiled code calls the backward as an operator.
         _autograd.register(f"{self.name}_backward", backward, backward)
+
+    def _has_both(self, input: Tensor, *others: Any) -> bool:
+        """Whether the operator is given both directions, see :meth:`__call__`."""
+        *parameters, h_0, _, _ = others
+        if len(parameters) == 2:  # one matrix meets [h | input]
+            return bool(parameters[0].shape[1] != h_0.shape[1] + input.shape[2])
+        return bool(parameters[1].shape[1] != h_0.shape[1])
+
+    def composition(self, *inputs: Any, reverse: bool | None, **options: Any) -> Any:
+        """The operator in PyTorch calls, of both directions where ``reverse`` is None."""
+        if reverse is not None:
+            return self.reference(*inputs, reverse=reverse, **options)
+        dims = None, *(0,) * (len(inputs) - 4), 1, 1, None  # parameters, and states
+        return _by_directions(self.reference, inputs, dims)
 
     def __call__(
         self,
@@ -89,8 +108,8 @@ class Cell:
     ) -> Results:
         """The public function: its arguments are the input, the parameters, h_0 and c_0. Unless said otherwise, torch's
         switch of GEMMs allows TF32. The output must not change before the backward, unless that keeps a copy of it.
-        A plain call on a GPU without ``reverse`` computes both directions: the parameters of one lie behind those of
-        the other, their units side by side.
+        A call on a GPU without ``reverse``, plain or in a graph, computes both directions: the parameters of one lie
+        behind those of the other, their units side by side.
         """
         if allow_tf32 is None:
             allow_tf32 = _private.allows_tf32()
@@ -121,7 +140,7 @@ class Cell:
             # torch.jit checks a trace without gradients against one with them.
             training = torch.is_grad_enabled() or _autograd.is_tracing()
             switches = {"allow_tf32": allow_tf32, "training": training}
-            output, h_n, c_n, _, _ = self.operator(*given, reverse=reverse, **switches)
+            output, h_n, c_n, _, _ = self.operator(*given, reverse=bool(reverse), **switches)
         except (*_checks.FAILURES, IndexError):
             _checks.explain(self.check, arguments, lengths, batch_first)
             raise
@@ -212,6 +231,18 @@ class Cell:
             batch = schema.check(*arguments)["batch"]
         if lengths is not None:
             _check_lengths(self.name, lengths, arguments[0], batch)
+
+
+def _by_directions(
+    function: Callable[..., Any], inputs: Sequence[Any], dims: Sequence[int | None]
+) -> tuple[Tensor, ...]:
+    """What a function of one direction gives of both: of each, inputs have half of a dimension, or all of the input."""
+    pairs = zip(inputs, dims, strict=True)
+    halves = [(x, x) if x is None or dim is None else x.chunk(2, dim) for x, dim in pairs]
+    found = [
+        function(*of_one, reverse=bool(at)) for at, of_one in enumerate(zip(*halves, strict=True))
+    ]
+    return tuple([torch.cat(x, dim=-1) for x in zip(*found, strict=True)])
 
 
 _EXPECTED_LENGTHS = "{}: expected `lengths` from 0 to {}"
@@ -319,16 +350,8 @@ class _Sequence(torch.autograd.Function):
             known_gates = None if is_same else torch.cat(in_order)
 
             def composite(*inputs: Tensor) -> Any:
-                if reverse is not None:
-                    known = {"reverse": reverse, "known_gates": known_gates}
-                    return ctx.cell.reference(*inputs, lengths, **known)
-                input, *others = inputs
-                dims = *(0,) * (len(others) - 2), 1, 1  # parameters, and states
-                pairs = zip(others, dims, strict=True)
-                halves = [(None, None) if x is None else x.chunk(2, dim) for x, dim in pairs]
-                of_each = enumerate(zip(*halves, strict=True))
-                found = [ctx.cell.reference(input, *x, lengths, reverse=y) for y, x in of_each]
-                return [torch.cat(x, dim=-1) for x in zip(*found, strict=True)]
+                known = {} if reverse is None else {"known_gates": known_gates}
+                return ctx.cell.composition(*inputs, lengths, reverse=reverse, **known)
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
