@@ -53,6 +53,8 @@ LONG = 0.1
 """Those from which on it is not warmed up."""
 PREPARING, MEASURING = 240.0, 60.0
 """The seconds that a process may take for each."""
+SHARE_OF_FIRST = 0.4
+"""The part of that in which a process begins to compile: the second of each library finds what the first has made."""
 PROCESSES_OF_A_GPU = 6
 told: int | None = None
 """Where a process says that it waits to be measured."""
@@ -77,11 +79,12 @@ def run(
     end = time.perf_counter() + seconds
     output.mkdir(parents=True, exist_ok=True)
     if len(chosen) > 1:
-        asked = ["--device", device, *(["--compiled"] if compiled else [])]
+        asked = ["--device", device, f"--preparing={preparing}", *["--compiled"][: int(compiled)]]
         asked += [x for mode in modes for x in ("--mode", mode)]
         found = _side_by_side(device, chosen, asked, output, end, preparing)
     else:
-        found = _one_by_one(device, chosen[0], modes or [*MODES[device]], compiled)
+        fill = partial(_fill_compiled, seconds=SHARE_OF_FIRST * preparing) if compiled else _fill
+        found = _one_by_one(device, chosen[0], modes or [*MODES[device]], fill)
     result: dict[str, Any] = {"environment": environment.describe(device), "records": []}
     for record in found:
         result["records"].append(record)
@@ -107,10 +110,10 @@ def _prepare(mode: str, device: str) -> None:
 
 
 def _one_by_one(
-    device: str, name: str, modes: list[str], compiled: bool
+    device: str, name: str, modes: list[str], fill: Callable[..., None]
 ) -> Iterator[dict[str, Any]]:
     for mode in modes:
-        yield measure(_named(name), mode, device, _fill_compiled if compiled else _fill)
+        yield measure(_named(name), mode, device, fill)
 
 
 class _Apart:
@@ -355,16 +358,22 @@ def _samplers(calls: Calls, device: str) -> Iterator[tuple[protocol.Sampler, flo
 
 FORMS = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 """How a model runs: by its name in a record, the mode of `torch.compile`."""
+PREPARED = [
+    (work, form) for work in WORKS for form in FORMS if (work, form) != ("training", "graphs")
+]
+"""In this order: a training step may take minutes to compile."""
 TURNS = {"torch": "torch", "extops": "extops"}, {"control": "torch", "again": "extops"}
 """Processes that compile side by side, and whose layers each has: two processes of one model differ where the host
 decides, and what Dynamo refuses of a line of code for one layer, it leaves in eager code for any other."""
 
 
-def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
+def _fill_compiled(
+    record: dict[str, Any], model: Model, mode: str, device: str, seconds: float = PREPARING
+) -> None:
     """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served."""
     context = multiprocessing.get_context("spawn")
     samplers: dict[str, list[protocol.Sampler]] = {}
-    record["first"], seconds = {}, 0.0
+    record["first"], of_one, wanted = {}, 0.0, [*PREPARED]
     with contextlib.ExitStack() as ends:
         caches = ends.enter_context(tempfile.TemporaryDirectory())
         for turn in TURNS:
@@ -373,7 +382,7 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
                 # What the compiler made for one library must not shorten the first call of the other.
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/{library}"
                 pipes[name], theirs = context.Pipe()
-                arguments = theirs, model.name, mode, device, library
+                arguments = theirs, model.name, mode, device, library, wanted, seconds
                 process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
                 process.start()
                 ends.callback(process.join)
@@ -381,13 +390,14 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
             for name, pipe in pipes.items():
                 found = pipe.recv()
                 record["refused"] = found["refused"]
-                seconds += found["seconds"]
+                of_one += sum(found["seconds"].values())
+                wanted = [x for x in wanted if x in found["seconds"]]
                 record["failed"] |= {f"{name} {x}": y for x, y in found["failed"].items()}
                 for form, first in found["first"].items():
                     record["first"][f"{name} {form}"] = first
                     samplers[f"{name} {form}"] = [partial(_ask, pipe, form)]
         with _alone():
-            rounds = _rounds(SECONDS_OF_COMPILED, seconds)
+            rounds = _rounds(SECONDS_OF_COMPILED, of_one)
             record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
 
@@ -405,36 +415,54 @@ def _ask(pipe: Connection, form: str) -> dict[str, float]:
     return answer
 
 
-def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, library: str) -> None:
-    """Sends what the first call of each form took, then a sample of the form that is asked for, until none is."""
+def _measure_compiled(
+    pipe: Connection,
+    name: str,
+    mode: str,
+    device: str,
+    library: str,
+    wanted: list[tuple[str, str]],
+    seconds: float,
+) -> None:
+    """Sends what the first call of each form took, then a sample of the form that is asked for, until none is. Nothing
+    more is compiled once the seconds are over.
+    """
+    end = time.perf_counter() + seconds
     model = _named(name)
     _prepare(mode, device)
     before, after, given = _made(model, device)
     module = after if library == "extops" else before
-    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}, "seconds": 0.0}
+    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}, "seconds": {}}
     if library == "extops":
         found["refused"] = _refused(model, _copied(module), given)
     start_compiler(device)
-    samplers: dict[str, list[tuple[protocol.Sampler, float]]] = {}
+    calls = {}
     for form, of_compiler in FORMS.items():
         known = _copied(module)
         run = partial(model.run, known)
-        torch._dynamo.utils.counters.clear()
-        try:
-            if of_compiler:
-                run = torch.compile(run, mode=of_compiler)
-            calls = calls_of(model, known, given, mode, device, run)
-            calls = {x: calls[x] for x in WORKS[: 1 + (form != "graphs")] if x in calls}
-            start = time.perf_counter()
-            calls["forward"]()
-            protocol.wait_for(device)()
-            seconds = time.perf_counter() - start
-            samplers[form] = [*_samplers({x: _step(calls[x]) for x in calls}, device)]
-            found["seconds"] += sum(each for _, each in samplers[form])
-        except Exception as error:
-            found["failed"][form] = protocol.describe(error)
+        run = torch.compile(run, mode=of_compiler) if of_compiler else run
+        calls[form] = calls_of(model, known, given, mode, device, run)
+    samplers: dict[str, list[tuple[protocol.Sampler, float]]] = {x: [] for x in FORMS}
+    for work, form in wanted:
+        if work not in calls[form] or form in found["failed"]:
             continue
-        found["first"][form] = {"seconds": seconds, "breaks": _breaks()}
+        if time.perf_counter() > end:
+            found["failed"][form] = f"{work}: not compiled within {seconds:.0f} s"
+            continue
+        call = _step(calls[form][work])
+        torch._dynamo.utils.counters.clear()
+        start = time.perf_counter()
+        try:
+            call()
+            protocol.wait_for(device)()
+            taken = time.perf_counter() - start
+            samplers[form] += _samplers({work: call}, device)
+        except Exception as error:
+            found["failed"][form] = f"{work}: {protocol.describe(error)}"
+            continue
+        found["seconds"][work, form] = samplers[form][-1][1]
+        first = found["first"].setdefault(form, {"seconds": taken, "breaks": 0})
+        first["breaks"] += _breaks()
     pipe.send(found)
     while form := pipe.recv():
         answer: Any = {}

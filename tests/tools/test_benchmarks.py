@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -531,13 +532,13 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is one graph where torch's is none."""
     torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
     monkeypatch.setattr(models, "ROUNDS", (1, 1))
-    monkeypatch.setattr(models, "FORMS", {"eager": None, "compiled": "default"})
+    monkeypatch.setattr(models, "PREPARED", [x for x in models.PREPARED if "graphs" not in x])
     (model,) = (x for x in models.MODELS if x.name == "policy, one step")
     record = models.measure(model, "float32", "cpu", models._fill_compiled)
     assert record["failed"] == {}
     assert record["first"]["extops compiled"]["breaks"] == 0
     assert record["first"]["torch compiled"]["breaks"] > 0
-    names = {f"{form} wall_{work}" for form in models.FORMS for work in models.WORKS}
+    names = {f"{form} wall_{work}" for work, form in models.PREPARED}
     assert models.ratios_of_compiled(record).keys() == names
     assert "0 breaks, first call" in models.line_of_compiled(record)
     said = models.summarise_compiled([record])
@@ -554,6 +555,23 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dataclasses.replace(model, run=lambda module, input: module(input))
     refused = models._refused(model, Branching(), (torch.ones(2),))
     assert "test_benchmarks.py:" in refused
+
+
+def test_models_that_take_long_to_compile() -> None:
+    """What there was time for is measured."""
+    models = pytest.importorskip("benchmarks.models")
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(None)
+    arguments = theirs, "policy, one step", "float32", "cpu", "torch", models.PREPARED
+    try:
+        models._measure_compiled(*arguments, 0)
+    finally:
+        torch.set_num_threads(threads)
+    found = ours.recv()
+    assert found["first"] == found["seconds"] == {}
+    assert found["failed"] == dict.fromkeys(models.FORMS, "forward: not compiled within 0 s")
 
 
 def test_models_are_compiled_for_their_own_sizes() -> None:
