@@ -233,6 +233,41 @@ def test_packed_sequences_cross_a_break() -> None:
     torch.testing.assert_close(run(ours, *inputs), breaks(theirs, *inputs))
 
 
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("is_method", [False, True])
+def test_a_break_of_the_users_before_packing(is_method: bool, is_sorted: bool) -> None:
+    """Behind it a method has one graph. A function, whose packing Dynamo refuses, failed in torch 2.11."""
+    ours, theirs = pair("sorted" if is_sorted else "unsorted")
+
+    def branches(model: Any, input: Tensor, lengths: Tensor) -> Any:
+        if input.sum() > 0:
+            input = input + 1
+        output, last = model.rnn(model.packed(input, lengths))
+        return pad_packed_sequence(output)[0] + 1, last
+
+    def packs(rnn: Any, input: Tensor, lengths: Tensor) -> Any:
+        if input.sum() > 0:
+            input = input + 1
+        packed = pack_padded_sequence(input, lengths, batch_first=True, enforce_sorted=is_sorted)
+        output, last = rnn(packed)
+        return pad_packed_sequence(output)[0] + 1, last
+
+    graphs = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    inputs = inputs_of(theirs)
+    run = torch.compile(branches if is_method else packs, backend=note)
+    if is_method:
+        found, expected = run(ours, *inputs), branches(theirs, *inputs)
+        assert len(graphs) == 2
+    else:
+        found, expected = run(ours.rnn, *inputs), packs(theirs.rnn, *inputs)
+    torch.testing.assert_close(found, expected)
+
+
 def test_models_that_were_not_taken_compile_as_before() -> None:
     class Packs(nn.Module):
         def forward(self, input: Tensor, lengths: Tensor) -> Tensor:

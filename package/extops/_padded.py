@@ -168,6 +168,8 @@ def pad_packed_sequence(
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """That of ``torch.nn.utils.rnn``, as a graph has it."""
+    if is_of_unknown_batch(sequence):
+        return _pad_uncompiled(sequence, batch_first, padding_value, total_length)
     padded = as_padded(sequence)
     rows, lengths = padded.rows, padded.lengths
     if total_length is None:
@@ -186,8 +188,20 @@ def pad_packed_sequence(
     return rows, _in_graph.checked_lengths(lengths, _CPU)
 
 
+_pad_uncompiled: Callable[..., tuple[Tensor, Tensor]] = _private.uncompiled(rnn.pad_packed_sequence)
+
+
+def _pad_elsewhere(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return _pad_uncompiled(*arguments, **options)
+
+
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
     rnn.pack_padded_sequence: pack_padded_sequence,
     rnn.pad_packed_sequence: pad_packed_sequence,
 }
 """What Dynamo traces in place of torch's, which it refuses, in methods of modules that hold layers of ours."""
+
+TRACED_ELSEWHERE: dict[Callable[..., Any], Callable[..., Any]] = {
+    rnn.pad_packed_sequence: _pad_elsewhere
+}
+"""The graph ends before it, as of torch 2.13: that of 2.11 raises an error where the sizes are known."""

@@ -310,9 +310,13 @@ def hints_of(sizes: Iterable[Any]) -> list[int | None]:
 
 @_with_dynamo
 def trace_instead(
-    replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
+    replaced: dict[Callable[..., Any], Callable[..., Any]],
+    holds: Callable[[Any], bool],
+    elsewhere: dict[Callable[..., Any], Callable[..., Any]],
 ) -> None:
-    """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true."""
+    """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true, and
+    ``elsewhere`` what is to be traced there.
+    """
     from torch._dynamo import trace_rules
     from torch._dynamo.variables import UserFunctionVariable
     from torch._dynamo.variables.misc import CellVariable
@@ -320,22 +324,28 @@ def trace_instead(
     class Replaced(UserFunctionVariable):
         def call_function(self, tx: Any, *arguments: Any) -> Any:
             """The call, by the frame that makes it."""
-            called: Any = UserFunctionVariable(cast("Any", replaced[self.fn]))
-            if not is_within(tx):
-                rule: Any = trace_rules.lookup(self.fn)
-                called = rule(self.fn, source=self.source)
-            return called.call_function(tx, *arguments)
+            traced = (replaced if is_within(tx) else elsewhere).get(self.fn)
+            if traced is not None:
+                return UserFunctionVariable(cast("Any", traced)).call_function(tx, *arguments)
+            rule: Any = trace_rules.lookup(self.fn)
+            return rule(self.fn, source=self.source).call_function(tx, *arguments)
 
     def is_within(frame: Any) -> bool:
         while frame is not None:
-            # Of a method this is the object.
-            found = frame.symbolic_locals.get(next(iter(frame.f_code.co_varnames), ""))
-            if isinstance(found, CellVariable):  # where a function within the method uses it, too
-                found = frame.output.side_effects.load_cell(found)
-            with suppress(NotImplementedError):  # a list of tensors has no value
-                if found is not None and holds(getattr(found.realize(), "value", None)):
-                    return True
+            names = frame.f_code.co_varnames
+            # Of a method the first is the object; behind a break of the graph it is any of them.
+            is_resumed = frame.f_code.co_name.startswith("torch_dynamo_resume_in")
+            if any(is_one(frame, name) for name in names[: None if is_resumed else 1]):
+                return True
             frame = getattr(frame, "parent", None)
+        return False
+
+    def is_one(frame: Any, name: str) -> bool:
+        found = frame.symbolic_locals.get(name)
+        if isinstance(found, CellVariable):  # where a function within the method uses it, too
+            found = frame.output.side_effects.load_cell(found)
+        with suppress(NotImplementedError):  # a list of tensors has no value
+            return found is not None and holds(getattr(found.realize(), "value", None))
         return False
 
     for function in replaced:

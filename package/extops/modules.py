@@ -542,4 +542,4 @@ def _holds_layers(module: object) -> bool:
     )
 
 
-_private.trace_instead(_padded.TRACED, _holds_layers)
+_private.trace_instead(_padded.TRACED, _holds_layers, _padded.TRACED_ELSEWHERE)
