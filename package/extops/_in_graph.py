@@ -70,9 +70,12 @@ add_operator(
 
 
 def is_torchs(module: Any, input: Any, hx: Any) -> bool:
-    """Whether torch's is to compute such a call, by an operator where it is a layer: Dynamo asks what is measured.
-    Elsewhere ours is.
-    """
+    """Whether torch's layer is to compute such a call: Dynamo asks what is measured. Elsewhere ours is."""
+    return False
+
+
+def are_ours_forced() -> bool:
+    """Whether the user wants our cells in a graph, too: Dynamo asks."""
     return False
 
 

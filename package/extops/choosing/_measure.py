@@ -53,19 +53,12 @@ def is_faster(ours: Times, torchs: Times) -> bool:
     return max(slower) < 1 and statistics.fmean(slower) < 1 - _TIES
 
 
-def _is_below(share: float, ours: Times, torchs: Times) -> bool:
+def is_faster_in_graph(ours: Times, torchs: Times) -> bool:
+    """Whether ours is where a graph is launched as a whole, or its code calls the operators. Ours wins ties: around
+    torch's operator is more of the host's time.
+    """
     own, other = (x.gpu or x.host for x in (ours, torchs))
-    return own < share * other
-
-
-is_faster_in_graph = functools.partial(_is_below, 1 + _TIES)
-"""Whether ours is where a graph is launched as a whole, or its code calls the operators. Ours wins ties: around torch's
-operator is more of the host's time.
-"""
-is_faster_than_fused = functools.partial(_is_below, 0.85)
-"""Whether our cell is in a graph, where Inductor fuses torch's with what is around it. Eager calls do not show it:
-GatedGraphConv by ours took 1.14 times as long on an H200, where these were level.
-"""
+    return own < (1 + _TIES) * other
 
 
 def agree(ours: Iterable[Tensor], torchs: Iterable[Tensor]) -> bool:
