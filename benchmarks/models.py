@@ -386,9 +386,9 @@ def _fill_compiled(
                 process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
                 process.start()
                 ends.callback(process.join)
-                ends.callback(pipes[name].send, None)
+                ends.callback(_end, pipes[name])
             for name, pipe in pipes.items():
-                found = pipe.recv()
+                found = _received(pipe)
                 record["refused"] = found["refused"]
                 of_one += sum(found["seconds"].values())
                 wanted = [x for x in wanted if x in found["seconds"]]
@@ -407,15 +407,32 @@ def _rounds(most_seconds: float, seconds_of_one: float) -> int:
     return max(least, min(most, int(most_seconds / max(seconds_of_one, 1e-3))))
 
 
-def _ask(pipe: Connection, form: str) -> dict[str, float]:
-    pipe.send(form)
-    answer: dict[str, float] | str = pipe.recv()
+def _end(pipe: Connection) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send(None)
+
+
+def _received(pipe: Connection) -> dict[str, Any]:
+    answer: dict[str, Any] | str = pipe.recv()
     if isinstance(answer, str):
         raise RuntimeError(answer)
     return answer
 
 
-def _measure_compiled(
+def _ask(pipe: Connection, form: str) -> dict[str, float]:
+    pipe.send(form)
+    return _received(pipe)
+
+
+def _measure_compiled(pipe: Connection, *arguments: Any) -> None:
+    """In a process of its own; what goes wrong is said."""
+    try:
+        _prepare_compiled(pipe, *arguments)
+    except Exception as error:
+        pipe.send(protocol.describe(error))
+
+
+def _prepare_compiled(
     pipe: Connection,
     name: str,
     mode: str,

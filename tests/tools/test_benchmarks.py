@@ -564,14 +564,17 @@ def test_models_that_take_long_to_compile() -> None:
     threads = torch.get_num_threads()
     ours, theirs = multiprocessing.Pipe()
     ours.send(None)
-    arguments = theirs, "policy, one step", "float32", "cpu", "torch", models.PREPARED
+    others = "float32", "cpu", "torch", models.PREPARED, 0
     try:
-        models._measure_compiled(*arguments, 0)
+        models._measure_compiled(theirs, "policy, one step", *others)
     finally:
         torch.set_num_threads(threads)
-    found = ours.recv()
+    found = models._received(ours)
     assert found["first"] == found["seconds"] == {}
     assert found["failed"] == dict.fromkeys(models.FORMS, "forward: not compiled within 0 s")
+    models._measure_compiled(theirs, "none of them", *others)
+    with pytest.raises(RuntimeError, match="not enough values to unpack"):
+        models._received(ours)
 
 
 def test_models_are_compiled_for_their_own_sizes() -> None:
