@@ -345,7 +345,7 @@ def _lemmatizer(batch: int, small: bool) -> Made:
 
 def _flair(batch: int, small: bool) -> Made:
     # The character model of its embeddings: one layer of 2,048 units over 250 characters.
-    bare("flair").device = "cpu"
+    bare("flair").device = "cpu" if small else "cuda"  # where each copy of a model is made
     load("flair.nn.recurrent")
     module = load("flair.models.language_model", "flair.data")
     model = module.LanguageModel(range(275), True, 512 if small else 2048, 1)
