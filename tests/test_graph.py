@@ -664,6 +664,20 @@ def test_what_acts_on_a_layer_within_a_graph(program: Callable[..., Tensor]) -> 
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("program", [with_func, with_vmap], ids=lambda it: it.__name__)
+def test_transforms_of_both_directions_at_once(
+    program: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their composition needs no GPU."""
+    layer = extops.LSTM(FEATURES, STATE, 2, bidirectional=True, dtype=torch.float64)
+    input = torch.randn(3, 2, FEATURES, dtype=torch.float64)
+    expected = program(layer, input)
+    taken = extops.accelerate(extops.restore(layer))
+    monkeypatch.setattr(extops.LSTM, "_fits", lambda *_: True)
+    run = torch.compile(program, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(taken, input), expected)
+
+
 def test_autocast_around_a_graph() -> None:
     theirs = nn.GRU(FEATURES, STATE)
     ours = extops.accelerate(copy.deepcopy(theirs))
