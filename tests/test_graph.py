@@ -664,6 +664,25 @@ def test_what_acts_on_a_layer_within_a_graph(program: Callable[..., Tensor]) -> 
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("make", [extops.LSTM, extops.GRU, extops.LLTMLayer])
+def test_a_module_that_holds_a_layer_of_ours(make: Any) -> None:
+    """Dynamo of torch 2.6 looks for the defaults of its arguments in torch's class."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = make(FEATURES, STATE)
+
+        def forward(self, input: Tensor, lengths: Tensor | None = None) -> Tensor:
+            found: Tensor = self.rnn(input, lengths=lengths)[0] + self.rnn(input)[0]
+            return found
+
+    model, input = Model(), torch.randn(3, 2, FEATURES)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for lengths in (None, torch.tensor([3, 1])):
+        torch.testing.assert_close(run(input, lengths), model(input, lengths))
+
+
 @pytest.mark.parametrize("program", [with_func, with_vmap], ids=lambda it: it.__name__)
 def test_transforms_of_both_directions_at_once(
     program: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch

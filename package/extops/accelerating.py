@@ -69,7 +69,7 @@ class _Accelerated(rnn.LikeTorchs):
         """
         lengths = None
         if more or (named and type(named) is dict):  # else fx traces
-            if len(more) + len(named) > 1 or not (more or "lengths" in named):
+            if not rnn.is_of_lengths(more, named):
                 # Which says what is wrong.
                 return self.torchs.forward(self, input, hx, *more, **named)
             lengths = more[0] if more else named["lengths"]

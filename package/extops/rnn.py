@@ -63,8 +63,19 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 "torch.nn.LSTM has kernels for projections, extops none"
             )
 
-    def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> tuple[Any, Any]:
-        """As of torch's layers, whose state has this name. No super(), as in ``accelerating._Accelerated``."""
+    def forward(  # type: ignore[override]
+        self, input: Any, hx: Any = None, *more: Any, **named: Any
+    ) -> tuple[Any, Any]:
+        """As of torch's layers, whose state has this name, and with ``lengths``. That has no default, and no method is
+        called by super(): Dynamo of torch 2.6 looks for defaults and closures in torch's class.
+        """
+        lengths = None
+        if more or named:
+            if not is_of_lengths(more, named):
+                # Which says what is wrong.
+                found: tuple[Any, Any] = self.torchs.forward(self, input, hx, *more, **named)
+                return found
+            lengths = more[0] if more else named["lengths"]
         if torch.compiler.is_compiling() or lengths is not None:
             return self._forward(input, hx, lengths)
         try:
@@ -146,6 +157,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         # torch's layers compute with this list, which its users may fill.
         first = self._flat_weights_names.index(names[0])
         return tuple(self._flat_weights[first : first + len(names)])  # type: ignore[arg-type]
+
+
+def is_of_lengths(more: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether arguments behind ``hx`` are ``lengths`` alone."""
+    return len(more) + len(named) == 1 and (len(more) == 1 or "lengths" in named)
 
 
 has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
