@@ -268,6 +268,113 @@ def test_a_break_of_the_users_before_packing(is_method: bool, is_sorted: bool) -
     torch.testing.assert_close(found, expected)
 
 
+def changes_packed_rows(model: Any, input: Tensor, lengths: Tensor) -> Any:
+    packed = model.packed(input, lengths)
+    packed.data.mul_(0.5)
+    output, last = model.rnn(packed)
+    nn.functional.relu(output.data, inplace=True)
+    return pad_packed_sequence(output)[0], last, output.data is output.data
+
+
+def changes_what_was_packed(model: Any, input: Tensor, lengths: Tensor) -> Any:
+    found, buffer, counts = [], torch.zeros_like(input), lengths.clone()
+    for number in range(3):
+        buffer.copy_(input * number)
+        options = {"batch_first": True, "enforce_sorted": model.is_sorted}
+        found.append(pack_padded_sequence(buffer, counts, **options))
+    counts -= 1
+    outputs = [pad_packed_sequence(model.rnn(x)[0], total_length=TIME + 2) for x in found]
+    return outputs, [x.batch_sizes for x in found]
+
+
+def packs_numbers(model: Any, input: Tensor, lengths: Tensor) -> Any:
+    options = {"batch_first": True, "enforce_sorted": model.is_sorted}
+    packed = pack_padded_sequence((100 * input).long(), lengths, **options)
+    of_bools = pack_padded_sequence(input > 0, lengths, **options)
+    return pad_packed_sequence(packed, padding_value=-1), pad_packed_sequence(of_bools)
+
+
+def pads_by_samples(model: Any, input: Tensor, lengths: Tensor) -> Any:
+    padded, _ = pad_packed_sequence(model.rnn(model.packed(input, lengths))[0], batch_first=True)
+    return padded, padded.stride()
+
+
+def pads_behind_a_break(model: Any, input: Tensor, lengths: Tensor) -> Any:
+    """Where the module is no more at hand."""
+    output, last = model.rnn(model.packed(input, lengths - (lengths > 1).long()))
+    torch._dynamo.graph_break()
+    return pad_packed_sequence(output, total_length=TIME)[0] + 1, last
+
+
+PROGRAMS = [
+    changes_packed_rows,
+    changes_what_was_packed,
+    packs_numbers,
+    pads_by_samples,
+    pads_behind_a_break,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda it: it.__name__)
+@pytest.mark.parametrize("name", ["sorted", "unsorted"])
+def test_packed_input_is_that_of_torch(name: str, program: Callable[..., Any]) -> None:
+    ours, theirs = pair(name)
+    run = torch.compile(program, backend="aot_eager")
+    inputs = inputs_of(theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(run(ours, *inputs), program(theirs, *inputs))
+
+
+def test_packed_rows_that_left_a_graph_change_in_place() -> None:
+    ours, theirs = pair("unsorted")
+
+    def packs(model: Any, *inputs: Any) -> Any:
+        return model.rnn(model.packed(*inputs))[0]
+
+    inputs = inputs_of(theirs)
+    found, expected = torch.compile(packs, backend="eager")(ours, *inputs), packs(theirs, *inputs)
+    for packed in (found, expected):
+        packed.data.mul_(2)
+    torch.testing.assert_close(pad_packed_sequence(found), pad_packed_sequence(expected))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="this torch's own layers fail there")
+def test_a_checkpoint_of_packed_rows() -> None:
+    ours, theirs = pair("unsorted")
+
+    def program(model: Any, *inputs: Any) -> Any:
+        def of_packed(packed: Any) -> Any:
+            return model.rnn(packed)[0].data
+
+        packed = model.packed(*inputs)
+        return torch.utils.checkpoint.checkpoint(of_packed, packed, use_reentrant=False)
+
+    inputs = inputs_of(theirs)
+    run = torch.compile(program, backend="eager")
+    torch.testing.assert_close(run(ours, *inputs), program(theirs, *inputs))
+
+
+def test_no_argument_is_guarded_behind_a_break() -> None:
+    """But those that are used: each name would be a graph of its own."""
+    ours, theirs = pair("unsorted")
+    graphs = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def step(name: str, input: Tensor, lengths: Tensor, model: Any) -> Any:
+        torch._dynamo.graph_break()
+        padded = pad_packed_sequence(model.rnn(model.packed(input, lengths))[0])[0]
+        torch._dynamo.graph_break()
+        return name, padded
+
+    run, inputs = torch.compile(step, backend=note), inputs_of(theirs)
+    for number in range(4):
+        assert run(f"batch {number}", *inputs, ours)[0] == f"batch {number}"
+    assert len(graphs) == 1
+
+
 def test_models_that_were_not_taken_compile_as_before() -> None:
     class Packs(nn.Module):
         def forward(self, input: Tensor, lengths: Tensor) -> Tensor:

@@ -20,12 +20,20 @@ class PaddedSequence:
     """What ``pack_padded_sequence`` returns in a graph; to all who ask for packed rows, a ``PackedSequence``."""
 
     def __init__(
-        self, rows: Tensor, lengths: Tensor | list[int], sent: Tensor, number: int | None
+        self,
+        rows: Tensor,
+        lengths: Tensor | list[int],
+        sent: Tensor,
+        number: int | None,
+        *,
+        is_sorted: bool = False,
     ) -> None:
         """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device, as int64, and ``number`` is
         their sum, where data need not be asked for it.
         """
-        self.rows, self.lengths, self.sent, self.number = rows, lengths, sent, number
+        self.padded, self.lengths, self.sent, self.number = rows, lengths, sent, number
+        self.is_sorted = is_sorted
+        self.packed: Tensor | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -33,10 +41,24 @@ class PaddedSequence:
         return type(self) if _private.is_asked_by_dynamo() else PackedSequence
 
     @property
+    def rows(self) -> Tensor:
+        """As the user may have changed them in place, by :attr:`data`."""
+        if self.packed is None:
+            return self.padded
+        order, inverse = self.sorted_indices, self.unsorted_indices
+        lengths = self.sent.index_select(0, order)
+        return _unpacked(self.packed, lengths, self.padded.shape[0]).index_select(1, inverse)
+
+    @property
     def data(self) -> Tensor:
         """The rows that are no padding."""
+        if self.packed is None:
+            self.packed = self._pack()
+        return self.packed
+
+    def _pack(self) -> Tensor:
         order = self.sorted_indices
-        rows = self.rows.index_select(1, order)
+        rows = self.padded.index_select(1, order)
         is_valid = valid_steps(self.sent.index_select(0, order), rows.shape[0])
         if self.number is None:
             return rows[is_valid]
@@ -47,7 +69,10 @@ class PaddedSequence:
     @property
     def batch_sizes(self) -> Tensor:
         """One for each step."""
-        steps = self.rows.shape[0]
+        steps = self.padded.shape[0]
+        if not torch.compiler.is_compiling():  # behind a graph the longest row is known
+            lengths = torch.as_tensor(self.lengths)
+            return _batch_sizes(lengths, int(lengths.max()))
         count: Callable[..., Tensor] = _batch_sizes
         if _in_graph.is_in_process():
             count = torch.ops.extops_torch.batch_sizes.default
@@ -73,10 +98,25 @@ class PaddedSequence:
         return tuple(self)[at]
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OWN or name.startswith(
+            "__"
+        ):  # of one that is made without arguments, as copies are
+            raise AttributeError(name)
         return getattr(PackedSequence(*self), name)
 
     def __reduce__(self) -> Any:
         return PackedSequence, tuple(self)
+
+
+_OWN = {"padded", "lengths", "sent", "number", "is_sorted", "packed"}
+
+
+def _unpacked(packed: Tensor, lengths: Tensor, steps: int) -> Tensor:
+    """Padded rows ``[T, B, ...]`` in the order of their lengths."""
+    is_valid = valid_steps(lengths, steps)
+    is_valid = is_valid.view(*is_valid.shape, *(1 for _ in packed.shape[1:]))
+    empty = packed.new_zeros(steps, lengths.shape[0], *packed.shape[1:])
+    return empty.masked_scatter(is_valid, packed)
 
 
 def _with_longest(lengths: Tensor | list[int], device: torch.device, steps: int) -> Tensor:
@@ -121,10 +161,7 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     steps, batch = sizes.shape[0], order.shape[0]
     places = torch.arange(batch, device=data.device).unsqueeze(1)
     lengths = (sizes.to(data.device).unsqueeze(0) > places).sum(1)
-    is_valid = valid_steps(lengths, steps)
-    empty = data.new_zeros(steps, batch, *data.shape[1:])
-    is_valid = is_valid.view(steps, batch, *(1 for _ in data.shape[1:]))
-    rows = empty.masked_scatter(is_valid, data)
+    rows = _unpacked(data, lengths, steps)
     lengths = lengths.index_select(0, inverse)
     number = len(data) if are_counted(data) else None
     return PaddedSequence(rows.index_select(1, inverse), lengths, lengths, number)
@@ -133,7 +170,7 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> PaddedSequence:
-    """That of ``torch.nn.utils.rnn``, as a graph has it."""
+    """That of ``torch.nn.utils.rnn``, as a graph has it. It copies, since the caller may change what is given."""
     if isinstance(lengths, (list, tuple)):
         are_numbers = all(isinstance(x, int) for x in lengths)
         lengths = list(lengths) if are_numbers else torch.tensor(lengths)
@@ -145,7 +182,9 @@ def pack_padded_sequence(
     given = lengths, rows.device, message
     sent = _in_graph.checked_lengths(*given, **limits, enforce_sorted=enforce_sorted)
     number = None if isinstance(lengths, Tensor) else sum(lengths)
-    return PaddedSequence(rows, lengths, sent, number)
+    if isinstance(lengths, Tensor):
+        lengths = sent if sent.device == _CPU else _in_graph.checked_lengths(lengths, _CPU)
+    return PaddedSequence(rows.clone(), lengths, sent, number, is_sorted=enforce_sorted)
 
 
 def _of_lengths(rows: Tensor, lengths: Tensor | list[int], enforce_sorted: bool) -> Tensor:
@@ -183,16 +222,18 @@ def pad_packed_sequence(
         sent = padded.sent
     is_valid = valid_steps(sent, rows.shape[0])
     is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
-    rows = torch.where(is_valid, rows, padding_value)
-    rows = rows.transpose(0, 1).contiguous() if batch_first else rows
+    rows = rows.masked_fill(~is_valid, padding_value)  # in the dtype of the rows
+    if batch_first:  # torch puts rows that were not sorted back into their order, which copies them
+        rows = rows.transpose(0, 1) if padded.is_sorted else rows.transpose(0, 1).contiguous()
     return rows, _in_graph.checked_lengths(lengths, _CPU)
 
 
 _pad_uncompiled: Callable[..., tuple[Tensor, Tensor]] = _private.uncompiled(rnn.pad_packed_sequence)
 
 
-def _pad_elsewhere(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    return _pad_uncompiled(*arguments, **options)
+def _pad_elsewhere(sequence: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    pad = pad_packed_sequence if type(sequence) is PaddedSequence else _pad_uncompiled
+    return pad(sequence, *arguments, **options)
 
 
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -204,4 +245,4 @@ TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
 TRACED_ELSEWHERE: dict[Callable[..., Any], Callable[..., Any]] = {
     rnn.pad_packed_sequence: _pad_elsewhere
 }
-"""The graph ends before it, as of torch 2.13: that of 2.11 raises an error where the sizes are known."""
+"""Of rows of others the graph ends before it, as of torch 2.13: that of 2.11 raises an error where sizes are known."""

@@ -318,7 +318,7 @@ def trace_instead(
     ``elsewhere`` what is to be traced there.
     """
     from torch._dynamo import trace_rules
-    from torch._dynamo.variables import UserFunctionVariable
+    from torch._dynamo.variables import LazyVariableTracker, UserFunctionVariable
     from torch._dynamo.variables.misc import CellVariable
 
     class Replaced(UserFunctionVariable):
@@ -342,6 +342,10 @@ def trace_instead(
 
     def is_one(frame: Any, name: str) -> bool:
         found = frame.symbolic_locals.get(name)
+        # Before Dynamo guards its value, as isinstance() lets it do.
+        is_lazy = issubclass(type(found), LazyVariableTracker) and not found.is_realized()
+        if is_lazy and not holds(found.peek_value()):
+            return False
         if isinstance(found, CellVariable):  # where a function within the method uses it, too
             found = frame.output.side_effects.load_cell(found)
         with suppress(NotImplementedError):  # a list of tensors has no value

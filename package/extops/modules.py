@@ -247,7 +247,8 @@ class Layers(torch.nn.Module, HasStates):
         checked: Any = _in_graph.Checked(input.sent)
         output, last = self.forward(rows, state, checked)
         output = output.transpose(0, 1) if self.batch_first else output
-        return _padded.PaddedSequence(output, input.lengths, input.sent, input.number), last
+        given = input.lengths, input.sent, input.number
+        return _padded.PaddedSequence(output, *given, is_sorted=input.is_sorted), last
 
     def _forward_packed(
         self, input: PackedSequence, given: States | None
