@@ -696,6 +696,39 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"
 
 
+@pytest.mark.parametrize(
+    ("words", "of_nvcc"),
+    [
+        (["-specs=x"], ["-Xcompiler=-specs=x"]),
+        (["--specs", "x"], ["-Xcompiler", "-O2,--specs=x"]),
+        (["-B", "x"], ["-Xcompiler", "-Bx"]),
+        (["-Bx"], ["--compiler-options=-O2,-Bx"]),
+        (["--prefix=x"], ["-Xcompiler", "--prefix=x"]),
+        (["-fplugin=x"], ["-Xcompiler", "-fplugin=x"]),
+        (["@x"], ["-Xcompiler", "@x"]),
+    ],
+)
+def test_a_compiler_that_reads_other_files_is_not_called_through_the_compiler_cache(
+    words: list[str], of_nvcc: list[str], tmp_path: Path
+) -> None:
+    """It goes by their names, and would take what was compiled when they said something else."""
+    (tmp_path / "cache").write_text("#!/bin/sh\necho cached\n")
+    (tmp_path / "cache").chmod(0o755)
+    launcher, compilers = str(tmp_path / "cache"), tmp_path / "compilers"
+    gcc = toolchain.make_wrappers(compilers, toolchain.host_compiler(HERE), {}, launcher) / "gcc"
+    found = toolchain.nvcc_variables(compilers, toolchain.CudaToolkit(tmp_path, "13.0"), launcher)
+
+    def is_cached(*command: str) -> bool:
+        done = subprocess.run([*command, "-c", "x-B.cu"], cwd=tmp_path, capture_output=True)
+        return done.stdout == b"cached\n"
+
+    nvcc = shlex.split(found["PYTORCH_NVCC"])
+    assert is_cached(str(gcc), "-DB")
+    assert is_cached(*nvcc, "-Xcompiler", "-DB")
+    assert not is_cached(str(gcc), *words)
+    assert not is_cached(*nvcc, *of_nvcc)
+
+
 def test_what_has_no_code_is_nothing_that_a_linker_made(tmp_path: Path) -> None:
     """Two files without sections hold different things, and would count as one."""
     command = ["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(tmp_path / "x.so")]
