@@ -411,6 +411,13 @@ def test_code_is_for_every_cpu_where_a_project_wants_its_own(
     said = "torchwheels: left out -march=native: a wheel is for other CPUs than this one, too\n"
     assert said in capfd.readouterr().err
     assert macros("-mavx2") != usual
+    (tmp_path / "options").write_text("-DX='a b' \"-march=native\"\n-mtune=native -DY")
+    (tmp_path / "others").write_text("-DX='a b' -DY")
+    capfd.readouterr()
+    assert macros("@options") == macros("@others") != usual
+    said = "torchwheels: left out -march=native and the like of options: a wheel is for other CPUs"
+    assert said in capfd.readouterr().err
+    assert "native" in (tmp_path / "options").read_text()
 
 
 def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
