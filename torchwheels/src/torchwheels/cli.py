@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from torchwheels.farm import command as farm_command
 from torchwheels.index import artifacts, kept, make_site
 from torchwheels.options import Project, Target, project, releases, schema
 from torchwheels.run import Order, engines, pipeline, testing
-from torchwheels.system import X86_64, cache, files, machines, output, processes, scratch, sha256
+from torchwheels.system import X86_64, cache, files, machines, output, processes, sandbox, scratch
 from torchwheels.wheel import wheels_in
 
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.debug:
         os.environ[output.DEBUG] = "1"
     try:
+        _check_folder()
         if "source" in given:
             _find_source(given)
         given.run(given)
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError, subprocess.CalledProcessError) as error:
         if os.environ.get(output.DEBUG):
             raise
-        said = f"torchwheels: {processes.explained(error)}"
+        said = f"torchwheels: {processes.explained(error)}{_limit_of_files()}"
         if not isinstance(error, UserError) or error.code == 1:
             sys.exit(said)
         print(said, file=sys.stderr)
@@ -82,6 +84,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         how = "(`torchwheels env` says how much, `torchwheels clean` removes it)"
         print(f"torchwheels: stopped; {kept_there} {how}", file=sys.stderr)
         sys.exit(130)
+
+
+def _check_folder() -> None:
+    """Raises an error where nothing can be found by a relative path."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        gone = Path("/proc/self/cwd").readlink()
+        way_out = "`cd` to another one, or anew to one of that name"
+        raise UserError(f"this runs in a folder that is gone ({gone}): {way_out}") from None
+
+
+def _limit_of_files() -> str:
+    """What to say of a limit that most programs do not name which end by it."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if not 0 <= allowed < sandbox.FILE_SIZE:
+        return ""
+    why = f"`ulimit -f` allows files of {allowed} bytes at most here, which may be why"
+    return f"; {why}: `ulimit -f unlimited` allows all"
 
 
 def _stop(number: int, frame: object) -> None:
@@ -339,7 +360,7 @@ def _reproduce(given: argparse.Namespace) -> None:
                 wheels += pipeline.run(order)
             if found := differences(*wheels):
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")
-            said = f"{target.name}, sha256 {sha256(wheels[0])}"
+            said = f"{target.name}, sha256 {files.sha256(wheels[0])}"
             print(f"torchwheels: built twice, and equal byte by byte: {said}", flush=True)
 
 
