@@ -457,7 +457,7 @@ def test_a_repository_without_commits_is_a_folder(
 
 def test_a_submodule_without_an_address_ends_no_build(tmp_path: Path) -> None:
     """git itself then says that this is fatal."""
-    commit = repository(tmp_path / "x", **{"setup.py": ""})
+    commit = repository(tmp_path / "x", **{"setup.py": "", ".gitmodules": ""})
     git = ["git", "-C", str(tmp_path / "x"), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (
         ["update-index", "--add", "--cacheinfo", f"160000,{commit},below"],
@@ -466,7 +466,7 @@ def test_a_submodule_without_an_address_ends_no_build(tmp_path: Path) -> None:
         subprocess.run([*git, *words], check=True)
     (tmp_path / "x" / "below").mkdir()
     found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
-    assert files(found.folder) == {"setup.py"}
+    assert files(found.folder) == {".gitmodules", "setup.py"}
     assert found.origin.startswith("git:")
 
 
@@ -481,6 +481,24 @@ def test_a_repository_of_another_owner_is_no_folder(
     why = r"git refuses to read .*: fatal: detected dubious ownership.*git config --global --add safe\.dir"
     with pytest.raises(UserError, match=why):
         sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        (".git/config", "[core", "bad config line"),
+        (".git/index", "no index", "index file smaller than expected"),
+        (".git/HEAD", "", "not a git repository"),
+    ],
+)
+def test_a_broken_repository_is_no_folder(file: str, text: str, said: str, tmp_path: Path) -> None:
+    """What it ignores would be copied. Nor is it the repository around it."""
+    repository(tmp_path / "outer", **{"setup.py": ""})
+    repository(tmp_path / "outer" / "x", **{"setup.py": "", ".gitignore": "secret\n"})
+    (tmp_path / "outer" / "x" / file).write_text(text)
+    why = rf"git refuses to read {tmp_path}/outer/x: .*{said}.*: mend it, or remove its \.git$"
+    with pytest.raises(UserError, match=why):
+        sources.fetch(str(tmp_path / "outer" / "x"), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("is_repository", [False, True])

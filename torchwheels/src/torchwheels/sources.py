@@ -152,16 +152,19 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ask_git(folder: Path, *words: str) -> list[str]:
-    """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
+    """What git lists of a repository; nothing where there is none, or no git. An error says that it refuses."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return []
     # Commands that the settings of the repository name are not run.
     quiet = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
     command = ["git", *quiet, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, env=_variables())
+    # In its place it would take a repository around it.
+    own = {"LC_ALL": "C", "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, env={**_variables(), **own})
     said = " ".join(os.fsdecode(done.stderr).split())
-    if "safe.directory" in said:  # which it says to set
-        raise UserError(f"git refuses to read {folder}: {said}")
+    # 1: there is none of what was asked for. A submodule that nobody can fill is left empty.
+    if done.returncode not in (0, 1) and "No url found for submodule" not in said:
+        raise UserError(f"git refuses to read {folder}: {said}: mend it, or remove its .git")
     return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
 
 
