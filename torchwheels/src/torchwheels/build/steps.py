@@ -52,6 +52,7 @@ def build_wheel(
             "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
             "[tool.torchwheels] where the project's build can do that"
         )
+    finish.check_patchelf()
     base, toolkit, compiler = toolchain.tools(project, target)
     # The same path for all builds of a project: paths become part of hashes, where no prefix map applies.
     with cache.locked(f"build/{target.name}-{source.name}") as work:
