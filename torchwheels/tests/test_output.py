@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -145,6 +146,42 @@ def test_a_folder_that_was_deleted_meanwhile(words: list[str], tmp_path: Path) -
         f"torchwheels: this runs in a folder that is gone ({tmp_path}/gone (deleted)): `cd` to another one, or anew to "
         "one of that name\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "cache", "named"),
+    [
+        (["env"], "", "~/.cache/torchwheels"),  # of a user in a container whom it does not know
+        (["env"], "~nobody-of-that-name/x", "~nobody-of-that-name/x"),
+        (["build", "~nobody-of-that-name/y", "--backend=local"], "/", "~nobody-of-that-name/y"),
+    ],
+)
+def test_a_home_that_there_is_not(
+    words: list[str], cache: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCHWHEELS_CACHE", cache)
+    said = f"^torchwheels: {named} is in a home folder that there is not: set HOME, or write the whole path$"
+    with pytest.raises(SystemExit, match=said):
+        cli.main(words)
+
+
+def test_a_path_without_any_folder_of_commands(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some services and `env -i` have it."""
+    (own_project / "torchwheels.toml").write_text("before-all = 'false'")
+    monkeypatch.delenv("PATH")
+    command = ["build", str(own_project), "--target=3.11-cpu", "--backend=local"]
+    config = f"--config={own_project}/torchwheels.toml"
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, config, f"--dist={tmp_path}/dist"])
+    assert ended.value.code == BuildError.code
 
 
 def test_a_limit_of_the_size_of_files_is_said(own_project: Path, tmp_path: Path) -> None:

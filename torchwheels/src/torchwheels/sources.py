@@ -91,7 +91,7 @@ def fetched(source: str, name: str, subdirectory: str) -> Iterator[Fetched]:
 
 def fetch(source: str, into: Path) -> Fetched:
     """Puts the sources that `source` names into the folder `into`, which must not exist yet."""
-    path = Path(source).expanduser()
+    path = files.expanded(source)
     if source.startswith("git+"):
         return _clone(source, into)
     if path.is_dir():
@@ -439,7 +439,7 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             refused[response.url.host] = response.status_code
 
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
-    passwords = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    passwords = files.expanded(os.environ.get("NETRC") or "~/.netrc")
     with contextlib.suppress(OSError):
         try:
             passwords.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.system import processes
+from torchwheels.system import files, processes
 
 # The caller's variables that a build sees, besides the configurations of pip and uv.
 _KEPT = {
@@ -30,13 +30,13 @@ def clean_variables(home: Path) -> dict[str, str]:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     variables |= {
         **indexes.uv_variables(settings),
-        "UV_CACHE_DIR": str(Path(f"{cache}/uv").expanduser()),
+        "UV_CACHE_DIR": str(files.expanded(f"{cache}/uv")),
         **{name: value for name, value in os.environ.items() if _OF_UV.match(name)},
         "UV_NO_CONFIG": "1",  # that of the folder which it is called in
     }
     # pip would look for its files, and for passwords, in the home that it is given.
     variables |= {**indexes.pip_variables(settings), "PIP_CONFIG_FILE": os.devnull}
-    if (passwords := Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).is_file():
+    if (passwords := files.expanded(os.environ.get("NETRC") or "~/.netrc")).is_file():
         variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels.errors import UserError
-from torchwheels.system.files import MARK, acquire, marked
+from torchwheels.system.files import MARK, acquire, expanded, marked
 from torchwheels.system.output import in_columns
 
 PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
@@ -20,8 +20,8 @@ _IN_PARTS = ("environments", "build")  # of which each part has a lock of its ow
 def place() -> Path:
     """Where environments and sources are kept between builds."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    named = Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels")
-    return named.expanduser().absolute()  # builds run in other folders
+    named = expanded(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels")
+    return named.absolute()  # builds run in other folders
 
 
 def own() -> Path:

@@ -29,6 +29,15 @@ def marked(folder: Path) -> Path:
     return folder
 
 
+def expanded(path: str) -> Path:
+    """`path`, whose `~` is a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        why = "is in a home folder that there is not"
+        raise UserError(f"{path} {why}: set HOME, or write the whole path") from None
+
+
 SCRATCH = ".torchwheels-scratch"
 """A file in each folder of a run: the mark alone would be that of a folder with somebody's wheels, too."""
 
