@@ -171,6 +171,12 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         ("pretend_gpu = true", "has no option 'pretend_gpu': did you mean 'pretend-gpu'?"),
         ("folder = 'x'", "has no option 'folder'"),
+        ('"" = 1', "has no option '': did you mean"),
+        ('"\\n" = 1', "has no option '\\n': did you mean"),
+        (
+            "[[releases]]\nversion = ''\npythons = ['3.12']",
+            "releases: version has '', but that of a torch",
+        ),
         ("[tests]\npath = []", "tests has no option 'path': did you mean 'paths'?"),
         ("targets = '3.11-cpu'", "targets is '3.11-cpu', but a list of texts is expected"),
         ("pretend-gpu = 'yes'", "pretend-gpu is 'yes', but true or false is expected"),

@@ -423,7 +423,7 @@ def _explained(error: str, kind: type[Table], value: Any, where: str) -> str:
         else:  # it is in a list or a table of texts
             said = "Expected `array`" if isinstance(value, list) else "texts in it are"
             break
-    quoted = re.findall(r"`(.+?)`", said)
+    quoted = re.findall(r"(?s)`(.*?)`", said)
     if said.startswith("Object contains"):
         names = [x.encode_name for x in msgspec.structs.fields(kind)]
         near = difflib.get_close_matches(quoted[0], names, n=1, cutoff=0.0)[0]
@@ -519,7 +519,7 @@ def _check_value(name: str, value: Any, where: str) -> None:
     for text in _texts(value):
         if "\0" in text:
             raise UserError(f"{where} has {text!r}, but a text without NUL is expected")
-    if name in _TEXTS and value != "":
+    if name in _TEXTS and (value != "" or name == "version"):
         expected, check = _TEXTS[name]
         for text in _several(value):
             with contextlib.suppress(ValueError):
