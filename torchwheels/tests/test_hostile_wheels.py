@@ -287,6 +287,10 @@ def dies(path: Path) -> None:
     ctypes.string_at(0)
 
 
+def ends(path: Path) -> None:
+    os._exit(0)
+
+
 def fails(path: Path) -> None:
     raise UserError("said by the reader")
 
@@ -303,6 +307,7 @@ def errs(path: Path) -> None:
         (takes_time, "x.whl cannot be checked: reading it takes more than 1 s"),
         (writes, "x.whl cannot be checked: OSError: [Errno 27] File too large"),
         (dies, "x.whl cannot be checked: its reader died of signal 11"),
+        (ends, "x.whl cannot be checked: its reader ended with exit code 0, and said nothing"),
         (fails, "said by the reader"),
         (errs, "x.whl cannot be checked: RecursionError: too deep"),
     ],

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     output.mask_streams()
-    os.environ.setdefault("PATH", os.defpath)
+    os.environ.setdefault("PATH", os.defpath)  # `env -i` leaves none
     end = words.index("--") if "--" in words else len(words)
     # Until 0.2 targets were cells, and a source was an option.
     own = [re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]]

@@ -55,6 +55,8 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
             raise _refused(path, f"reading it takes more than {SECONDS} s") from None
     if done.returncode > 128:
         raise _refused(path, f"its reader died of signal {done.returncode - 128}")
+    if not done.stdout:
+        raise _refused(path, f"its reader ended with exit code {done.returncode}, and said nothing")
     answer = json.loads(done.stdout)
     if "refused" in answer:
         raise UserError(answer["refused"])
