@@ -184,6 +184,32 @@ def test_a_path_without_any_folder_of_commands(
     assert ended.value.code == BuildError.code
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["build", ""],
+        ["build", "--dist="],
+        ["merge", ""],
+        ["index", "--site", ""],
+        ["audit", "--torch="],
+    ],
+)
+def test_an_empty_argument_is_no_folder(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It would be the one at hand: of a variable of the shell, say, that is not set."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert (
+        "error: an argument is empty: name something, or leave it out\n" in capsys.readouterr().err
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_limit_of_the_size_of_files_is_said(own_project: Path, tmp_path: Path) -> None:
     """Most of what then fails does not say why."""
     own = [str(own_project), "--target=3.11-cpu", "--backend=local", f"--dist={tmp_path}/dist"]

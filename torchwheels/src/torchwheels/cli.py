@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         said = f": did you mean {near[0]}?" if near else ""
         said = ": a source is named alone, without --source" if was_option else said
         parser.error(f"unrecognized arguments: {' '.join(others)}{said}")
+    if given.run != _test and any(re.fullmatch("(--[^=]+=)?", word) for word in own):
+        parser.error("an argument is empty: name something, or leave it out")
     given.arguments = [*others, *words[end + 1 :]]
     for number in processes.STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
