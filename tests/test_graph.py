@@ -773,7 +773,7 @@ def test_what_acts_on_a_layer_within_a_graph(program: Callable[..., Tensor]) -> 
 
 @pytest.mark.parametrize("make", [extops.LSTM, extops.GRU, extops.LLTMLayer])
 def test_a_module_that_holds_a_layer_of_ours(make: Any) -> None:
-    """Dynamo of torch 2.6 looks for the defaults of its arguments in torch's class."""
+    """An older Dynamo looks for the defaults of its arguments in torch's class."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

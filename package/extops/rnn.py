@@ -67,7 +67,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         self, input: Any, hx: Any = None, *more: Any, **named: Any
     ) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name, and with ``lengths``. That has no default, and no method is
-        called by super(): Dynamo of torch 2.6 looks for defaults and closures in torch's class.
+        called by super(), as in ``accelerating._Accelerated``.
         """
         lengths = None
         if more or named:

@@ -139,8 +139,9 @@ def test_a_linked_part_is_emptied(
     assert (cache / "compiled").is_symlink() and not [*disk.iterdir()]
     assert (tmp_path / "mine").is_dir() and not (cache / "environments" / "two").exists()
     assert "torchwheels: removed compiled, 0.0 GB" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"nothing in .* is named '': `torchwheels env` lists"):
+    with pytest.raises(SystemExit):
         cli.main(["clean", ""])
+    assert "an argument is empty" in capsys.readouterr().err
 
 
 def test_who_waits_for_a_folder_has_it_after_it_was_removed(
