@@ -987,6 +987,20 @@ def test_choice_is_measured_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [kind.rpartition(", ")[2] for kind in kinds] == ["in a graph"]
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="one direction follows the other there")
+@pytest.mark.usefixtures("file")
+def test_both_directions_are_measured_as_a_graph_computes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By one call where they fit, though Dynamo traces meanwhile."""
+    asked: list[Any] = []
+    monkeypatch.setattr(extops.LSTM, "_fits", lambda *of: bool(asked.append(of)))
+    model = extops.accelerate(nn.LSTM(FEATURES, STATE, bidirectional=True).eval())
+    with torch.no_grad():
+        operators_of(model, torch.ones(4, 3, FEATURES))
+    assert len(asked) > 1  # the graph itself asks once
+
+
 def test_an_exported_program_is_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run elsewhere."""
     monkeypatch.setenv("EXTOPS_CHOICES", "torch")

@@ -249,9 +249,9 @@ class CellLayer(NewLayers):
             "bias_hh": (of_state,),
         }
 
-    def _fits(self, input: Tensor) -> bool:
+    def _fits(self, input: Tensor, time: int, batch: int) -> bool:
         # The numbers become rows of weights between those of one direction and of the other.
-        return not self._facts.numbers and super()._fits(input)
+        return not self._facts.numbers and super()._fits(input, time, batch)
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         number = self._number_of_states

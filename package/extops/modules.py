@@ -327,10 +327,9 @@ class Layers(torch.nn.Module, HasStates):
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         return self._forward_layers(run, input, states, places=places, batch_first=batch_first)
 
-    def _fits(self, input: Tensor) -> bool:
+    def _fits(self, input: Tensor, time: int, batch: int) -> bool:
         """Whether both directions may be computed at once: on a GPU, if the gates of both are few enough."""
-        steps = math.prod(x or 1 for x in _private.hints_of(input.shape[:2]))
-        size = steps * getattr(self, self._size) * _SAVED_PER_UNIT * input.element_size()
+        size = time * batch * getattr(self, self._size) * _SAVED_PER_UNIT * input.element_size()
         return input.is_cuda and size < sequence.CHUNK_BYTES
 
     def _forward_layers(
@@ -352,7 +351,7 @@ class Layers(torch.nn.Module, HasStates):
             parameters = [self._parameters_of(x) for of_layer in suffixes for x in of_layer]
         runs: Sequence[bool | None] = (False, True)[: 1 + self.bidirectional]
         may_be_together = self.bidirectional and input.dim() == 3 and _loader.binding == "stable"
-        together = may_be_together and _are_together(self, input)
+        together = may_be_together and _are_together(self, input, is_plain)
         if together:
             runs = (None,)
             pairs = zip(parameters[::2], parameters[1::2], strict=True)
@@ -398,12 +397,16 @@ class Layers(torch.nn.Module, HasStates):
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
 
 
-def _are_together(layers: Layers, input: Tensor) -> bool:
+def _are_together(layers: Layers, input: Tensor, is_plain: bool) -> bool:
     """Whether both directions are computed at once, in a plain call or a graph that Dynamo traces for this process."""
-    return _autograd.is_plain() and layers._fits(input)
+    return is_plain and layers._fits(input, *input.shape[:2])
 
 
-_private.answer_in_traces(_are_together, lambda layers, input: layers._fits(input))
+def _are_together_in_trace(layers: Layers, input: Tensor, _: bool) -> bool:
+    return layers._fits(input, *(x or 1 for x in _private.hints_of(input.shape[:2])))
+
+
+_private.answer_in_traces(_are_together, _are_together_in_trace)
 
 
 class NewLayers(Layers):
