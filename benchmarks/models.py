@@ -79,7 +79,8 @@ def run(
     end = time.perf_counter() + seconds
     output.mkdir(parents=True, exist_ok=True)
     if len(chosen) > 1:
-        asked = ["--device", device, f"--preparing={preparing}", *["--compiled"][: int(compiled)]]
+        asked = ["--device", device, f"--preparing={preparing}"]
+        asked += ["--compiled"] if compiled else []
         asked += [x for mode in modes for x in ("--mode", mode)]
         found = _side_by_side(device, chosen, asked, output, end, preparing)
     else:

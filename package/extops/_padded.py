@@ -98,9 +98,8 @@ class PaddedSequence:
         return tuple(self)[at]
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN or name.startswith(
-            "__"
-        ):  # of one that is made without arguments, as copies are
+        # One that is made without arguments, as copies are, has none of its own.
+        if hasattr(PaddedSequence, name) or not hasattr(PackedSequence, name):
             raise AttributeError(name)
         return getattr(PackedSequence(*self), name)
 
@@ -108,15 +107,16 @@ class PaddedSequence:
         return PackedSequence, tuple(self)
 
 
-_OWN = {"padded", "lengths", "sent", "number", "is_sorted", "packed"}
+def _mask(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Which of padded rows ``[T, B, ...]`` are valid, with as many dimensions."""
+    is_valid = valid_steps(lengths, rows.shape[0])
+    return is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
 
 
 def _unpacked(packed: Tensor, lengths: Tensor, steps: int) -> Tensor:
     """Padded rows ``[T, B, ...]`` in the order of their lengths."""
-    is_valid = valid_steps(lengths, steps)
-    is_valid = is_valid.view(*is_valid.shape, *(1 for _ in packed.shape[1:]))
     empty = packed.new_zeros(steps, lengths.shape[0], *packed.shape[1:])
-    return empty.masked_scatter(is_valid, packed)
+    return empty.masked_scatter(_mask(lengths, empty), packed)
 
 
 def _with_longest(lengths: Tensor | list[int], device: torch.device, steps: int) -> Tensor:
@@ -220,9 +220,7 @@ def pad_packed_sequence(
         rows = rows.index_select(0, index)
     else:
         sent = padded.sent
-    is_valid = valid_steps(sent, rows.shape[0])
-    is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
-    rows = rows.masked_fill(~is_valid, padding_value)  # in the dtype of the rows
+    rows = rows.masked_fill(~_mask(sent, rows), padding_value)  # in the dtype of the rows
     if batch_first:  # torch puts rows that were not sorted back into their order, which copies them
         rows = rows.transpose(0, 1) if padded.is_sorted else rows.transpose(0, 1).contiguous()
     return rows, _in_graph.checked_lengths(lengths, _CPU)
