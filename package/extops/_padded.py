@@ -63,7 +63,7 @@ class PaddedSequence:
         if self.number is None:
             return rows[is_valid]
         # By a mask the size would depend on data.
-        places = torch.sort(is_valid.flatten(), descending=True, stable=True)[1]
+        places = _in_graph.descending(is_valid.flatten())
         return rows.flatten(0, 1).index_select(0, places.narrow(0, 0, self.number))
 
     @property
@@ -81,12 +81,14 @@ class PaddedSequence:
     @property
     def sorted_indices(self) -> Tensor:
         """Of sorted rows, too: it says how many there are."""
-        return torch.sort(self.sent, descending=True, stable=True)[1]
+        if self.is_sorted:
+            return torch.arange(self.sent.shape[0], device=self.sent.device)
+        return _in_graph.descending(self.sent)
 
     @property
     def unsorted_indices(self) -> Tensor:
         """The inverse."""
-        return torch.argsort(self.sorted_indices)
+        return _inverse(self.sorted_indices)
 
     def __iter__(self) -> Any:
         return iter((self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices))
@@ -105,6 +107,11 @@ class PaddedSequence:
 
     def __reduce__(self) -> Any:
         return PackedSequence, tuple(self)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Of an order, without sorting it."""
+    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
 
 
 def _mask(lengths: Tensor, rows: Tensor) -> Tensor:
@@ -157,7 +164,7 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     data, sizes, order, inverse = sequence
     assert order is not None
     if inverse is None:
-        inverse = torch.argsort(order)
+        inverse = _inverse(order)
     steps, batch = sizes.shape[0], order.shape[0]
     places = torch.arange(batch, device=data.device).unsqueeze(1)
     lengths = (sizes.to(data.device).unsqueeze(0) > places).sum(1)
