@@ -8,6 +8,7 @@ nothing else runs there, and nothing is compiled. Models of packages that are no
 has the samples of all that were measured yet, `ratios.json` their ratios.
 With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which
 line `fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
+With `--fullgraph` nothing is measured: `fullgraph.json` gets, for the torch at hand, the lines that are refused.
 """
 
 from __future__ import annotations
@@ -240,13 +241,15 @@ def _made(model: Model, device: str) -> tuple[nn.Module, nn.Module, tuple[Any, .
     return before, extops.accelerate(copy.deepcopy(before)), given
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    """With weights that lie together again, which cuDNN would copy in each call else."""
+def _copied(model: nn.Module, library: str = "torch") -> nn.Module:
+    """With weights that lie together again, which cuDNN would copy in each call else. A copy of an accelerated model
+    may be none: flair's makes its layers anew.
+    """
     copied = copy.deepcopy(model)
     for module in copied.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
-    return copied
+    return extops.accelerate(copied) if library == "extops" else copied
 
 
 def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
@@ -310,13 +313,12 @@ def differences(
     """
     found: list[dict[str, list[Tensor]]] = []
     for name, original in variants.items():
-        module = copy.deepcopy(original)
+        module = _copied(original, name)
         module.train(model.in_training)
         for each in module.modules():
             if isinstance(each, nn.RNNBase):
                 each.train(model.has_gradients or model.in_training)  # cuDNN's gradients want it
                 each.dropout = 0.0
-                each.flatten_parameters()
         torch.manual_seed(1)
         with (
             torch.set_grad_enabled(model.has_gradients),
@@ -448,15 +450,14 @@ def _prepare_compiled(
     end = time.perf_counter() + seconds
     model = _named(name)
     _prepare(mode, device)
-    before, after, given = _made(model, device)
-    module = after if library == "extops" else before
+    module, _, given = _made(model, device)
     found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}, "seconds": {}}
     if library == "extops":
-        found["refused"] = _refused(model, _copied(module), given)
+        found["refused"] = _refused(model, _copied(module, library), given)
     start_compiler(device)
     calls = {}
     for form, of_compiler in FORMS.items():
-        known = _copied(module)
+        known = _copied(module, library)
         run = partial(model.run, known)
         run = torch.compile(run, mode=of_compiler) if of_compiler else run
         calls[form] = calls_of(model, known, given, mode, device, run)
@@ -517,6 +518,46 @@ def _refused(model: Model, module: nn.Module, given: tuple[Any, ...]) -> str:
     finally:
         torch._dynamo.reset()
     return ""
+
+
+def add_refused(names: list[str], output: Path) -> None:
+    """Adds what this torch refuses of each model, on the CPU, to `fullgraph.json`, and makes its table anew."""
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "fullgraph.json"
+    of_each: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+    found = of_each.setdefault(torch.__version__.partition("+")[0], {})
+    _prepare("float32", "cpu")
+    known = {model.name for model in MODELS}
+    alone = [
+        x for x in known if x.removesuffix(", serving") == x or x[: -len(", serving")] not in known
+    ]
+    for name in names or sorted(alone):
+        try:
+            before, _, given = _made(_named(name), "cpu")
+            found[name] = _refused(_named(name), _copied(before, "extops"), given)
+        except Exception as error:
+            found[name] = f"not made: {protocol.describe(error)}"
+        write(file, of_each)
+        (output / "fullgraph.md").write_text(report_of_refused(of_each))
+        say(f"{name}: {found[name] or 'one graph'}")
+
+
+def report_of_refused(of_each: dict[str, dict[str, str]]) -> str:
+    """How many models are one graph with each torch, and which lines of the others are refused."""
+    versions = sorted(of_each, key=lambda x: [*map(int, x.split("."))])
+    names = sorted(set.union(*(set(x) for x in of_each.values())))
+    counts = [sum(not x for x in of_each[version].values()) for version in versions]
+    said = ", ".join(
+        f"torch {x} {y} of {len(of_each[x])}" for x, y in zip(versions, counts, strict=True)
+    )
+    lines = [f"One graph: {said}. The others:", "", f"| | {' | '.join(versions)} |"]
+    lines.append("|---" * (len(versions) + 1) + "|")
+    for name in names:
+        cells = [of_each[version].get(name, "") for version in versions]
+        if any(cells):
+            short = (re.sub(r"^(.{60}).* (\S+)$", r"\1… `\2`", x.replace("|", "/")) for x in cells)
+            lines.append(f"| {name} | {' | '.join(x or 'one graph' for x in short)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _breaks() -> int:
@@ -726,12 +767,15 @@ def main() -> None:
         "--preparing", type=float, default=PREPARING, help="seconds a model; default: %(default)s"
     )
     parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
+    parser.add_argument("--fullgraph", action="store_true", help="what is refused, and no times")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
     parser.add_argument("--wait", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     global told
     if (told := given.wait) is not None:
         os.set_inheritable(told, False)
+    if given.fullgraph:
+        return add_refused(given.model, given.output)
     chosen = given.device, given.model, given.mode, given.seconds
     run(*chosen, given.output, given.compiled, given.preparing)
 
