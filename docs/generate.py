@@ -45,7 +45,9 @@ def write() -> None:
         "torchwheels-rules": "\n".join(rules()),
     }
     for file in (
-        x for name in ("random*", "models", "compiled") for x in RESULTS.glob(f"*/{name}.md")
+        x
+        for name in ("random*", "models", "compiled", "fullgraph")
+        for x in RESULTS.glob(f"*/{name}.md")
     ):
         parts[f"{file.stem}-{file.parent.name}"] = file.read_text()
     for device in DEVICES:
