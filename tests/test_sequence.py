@@ -1027,7 +1027,7 @@ def test_packed_sequence_whose_sizes_do_not_fit(rows: int) -> None:
 @pytest.mark.parametrize("sizes", [[3, 4, 1], [2, 0, 3]], ids=str)
 def test_packed_sequence_whose_sizes_grow(sizes: list[int]) -> None:
     packed = PackedSequence(torch.randn(sum(sizes), FEATURES), torch.tensor(sizes))
-    expected = f"`input.batch_sizes` not to grow from one step to the next, but got {sizes}"
+    expected = f"`input.batch_sizes` not to grow from one step to the next, nor to be negative, but got {sizes}"
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         extops.LLTMLayer(FEATURES, 4)(packed)
 

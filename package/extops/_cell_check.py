@@ -37,9 +37,8 @@ def check_cell(cell: LoadedCell, state_sizes: Sequence[int] = (5, 100, 300, 600)
         TypeError: ``cell`` is something else.
     """
     if not isinstance(cell, LoadedCell):
-        raise TypeError(
-            f"check_cell: expected `cell` to be what load_cell returned, but got {cell!r}"
-        )
+        expected = "to be what load_cell returned"
+        raise _checks.unfit("check_cell", "cell", expected, repr(cell), TypeError)
     for device in ("cpu", "cuda") if cell.build.cuda else ("cpu",):
         for dtype in _TOLERANCES:
             for state_size in state_sizes:

@@ -92,14 +92,14 @@ def which_kernel(
         h = state[0] if isinstance(state, (tuple, list)) and state else state
         state_size = h.shape[-1] if isinstance(h, Tensor) else None
     if cell is None:
-        raise TypeError(
-            "which_kernel: expected `call` to be one of extops' recurrent layers, cells or functions over "
-            f"sequences, or a module of extops.accelerate, but got {call!r}"
+        expected = (
+            "to be one of extops' recurrent layers, cells or functions over sequences, or a module of "
+            "extops.accelerate"
         )
+        raise _checks.unfit("which_kernel", "call", expected, repr(call), TypeError)
     if state_size is None:
-        raise TypeError(
-            f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
-        )
+        expected = f"as {cell}_sequence takes it"
+        raise _checks.unfit("which_kernel", "state", expected, repr(state), TypeError)
     if isinstance(input, PackedSequence):
         sizes = input.batch_sizes
         steps = input.data[:1].unsqueeze(0).expand(len(sizes), int(sizes[0]), -1)

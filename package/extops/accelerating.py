@@ -787,9 +787,8 @@ def restore(model: Model) -> Model:
 def check_model(function: str, model: object) -> None:
     """Raises an error for what is no module."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{function}: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
-        )
+        found = type(model).__name__
+        raise _checks.unfit(function, "model", "to be a torch.nn.Module", found, TypeError)
 
 
 def _called(name: str) -> str:

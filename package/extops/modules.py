@@ -36,17 +36,11 @@ Where that is None, both, as the operator takes them.
 
 def _check_packed(name: str, data: Tensor, sizes: list[int]) -> None:
     if sum(sizes) != len(data):
-        raise RuntimeError(
-            f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "
-            f"but got {len(data)}"
-        )
-    if sizes != sorted(sizes, reverse=True):
-        raise RuntimeError(
-            f"{name}: expected `input.batch_sizes` not to grow from one step to the next, "
-            f"but got {sizes}"
-        )
-    if sizes[-1] < 0:
-        raise RuntimeError(f"{name}: expected `input.batch_sizes` of at least 0, but got {sizes}")
+        rows = f"to have {sum(sizes)} rows, the sum of `input.batch_sizes`"
+        raise _checks.unfit(name, "input.data", rows, len(data))
+    if sizes != sorted(sizes, reverse=True) or sizes[-1] < 0:
+        expected = "not to grow from one step to the next, nor to be negative"
+        raise _checks.unfit(name, "input.batch_sizes", expected, sizes)
 
 
 def parameters_of(module: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
@@ -225,10 +219,9 @@ class Layers(torch.nn.Module, HasStates):
             return packed, self._of_states(states)
         _checks.check_tensor(self._name, "input", input)
         if input.dim() not in (2, 3):
-            raise RuntimeError(
-                f"{self._name}: expected `input` to have 3 dimensions, or 2 where it has no batch, "
-                f"but got {input.dim()}: {list(input.shape)}"
-            )
+            expected = "to have 3 dimensions, or 2 where it has no batch"
+            found = f"{input.dim()}: {list(input.shape)}"
+            raise _checks.unfit(self._name, "input", expected, found)
         batch_axis = 0 if self.batch_first else 1
         is_batched = input.dim() == 3
         states = self._checked_states(input, states, *input.shape[batch_axis:][: int(is_batched)])
@@ -434,9 +427,8 @@ class NewLayers(Layers):
         _checks.check_layer_dtype(self._name, dtype)
         is_number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
         if not (is_number and 0 <= dropout <= 1):
-            raise ValueError(
-                f"{self._name}: expected `dropout` to be a number from 0 to 1, but got {dropout!r}"
-            )
+            given = self._name, "dropout", "to be a number from 0 to 1", repr(dropout)
+            raise _checks.unfit(*given, ValueError)
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"{self._name}: `dropout` acts between layers, and so not at all with num_layers=1",

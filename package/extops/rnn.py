@@ -58,10 +58,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         # Of the class in torch: what it makes of its arguments, and its errors.
         self.torchs.__init__(self, *arguments, **options)
         if self.proj_size:
-            raise ValueError(
-                f"{self._name}: expected `proj_size` to be 0, but got {self.proj_size}: "
-                "torch.nn.LSTM has kernels for projections, extops none"
-            )
+            found = f"{self.proj_size}: torch.nn.LSTM has kernels for projections, extops none"
+            raise _checks.unfit(self._name, "proj_size", "to be 0", found, ValueError)
 
     def forward(  # type: ignore[override]
         self, input: Any, hx: Any = None, *more: Any, **named: Any
@@ -169,10 +167,8 @@ has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
 
 def _check_features(op: str, input: Tensor, size: int) -> None:
     if input.shape[-1] != size:
-        raise RuntimeError(
-            f"{op}: expected `input` to have input_size = {size} features, but got {input.shape[-1]}: "
-            f"{list(input.shape)}"
-        )
+        found = f"{input.shape[-1]}: {list(input.shape)}"
+        raise _checks.unfit(op, "input", f"to have input_size = {size} features", found)
 
 
 _NOT_TORCHS = {"__module__", "__dict__", "__weakref__", "__doc__", "__init__", "forward"}
@@ -241,10 +237,8 @@ class _TorchCell(torch.nn.RNNCellBase, HasStates):
         name = type(self).torchs.__name__
         _checks.check_tensor(name, "input", input)
         if input.dim() not in (1, 2):
-            raise RuntimeError(
-                f"{name}: expected `input` to have 2 dimensions, or 1 where it has no batch, "
-                f"but got {input.dim()}: {list(input.shape)}"
-            )
+            expected = "to have 2 dimensions, or 1 where it has no batch"
+            raise _checks.unfit(name, "input", expected, f"{input.dim()}: {list(input.shape)}")
         _check_features(name, input, self.input_size)
         shape = (*input.shape[:-1], self.hidden_size)
         number = self._number_of_states

@@ -15,6 +15,14 @@ FAILURES = (RuntimeError, TypeError, AttributeError)
 """What a call with wrong arguments may raise before they are checked."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_FLOATING_DTYPE = "a floating-point dtype (float64, float32, bfloat16, float16)"
+
+
+def unfit(
+    op: str, name: str, expected: str, found: object, error: type[Exception] = RuntimeError
+) -> Exception:
+    """The error of an argument that does not fit."""
+    return error(f"{op}: expected `{name}` {expected}, but got {found}")
 
 
 def explain(check: Callable[..., object], *arguments: Any) -> None:
@@ -49,29 +57,21 @@ def to_device(op: str, name: str, tensor: Tensor, device: torch.device) -> Tenso
 def check_dense(op: str, name: str, tensor: Tensor) -> None:
     """A tensor of any dtype, on any device, whose elements lie at strides."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"{op}: expected `{name}` to be a torch.Tensor, but got {type(tensor).__name__}"
-        )
+        raise unfit(op, name, "to be a torch.Tensor", type(tensor).__name__, TypeError)
     if tensor.is_nested:
-        raise RuntimeError(
-            f"{op}: expected `{name}` to be a dense (strided) tensor, but got a nested tensor; "
-            "call .to_padded_tensor(0.0) first"
-        )
-    if tensor.layout is not torch.strided:
-        raise RuntimeError(
-            f"{op}: expected `{name}` to be a dense (strided) tensor, but got layout {tensor.layout}; "
-            "call .to_dense() first"
-        )
+        found = "a nested tensor; call .to_padded_tensor(0.0) first"
+    elif tensor.layout is not torch.strided:
+        found = f"layout {tensor.layout}; call .to_dense() first"
+    else:
+        return
+    raise unfit(op, name, "to be a dense (strided) tensor", found)
 
 
 def check_tensor(op: str, name: str, tensor: Tensor) -> None:
     """A dense floating-point tensor on a device that has kernels."""
     check_dense(op, name, tensor)
     if tensor.dtype not in FLOATING:
-        raise RuntimeError(
-            f"{op}: expected `{name}` of a floating-point dtype (float64, float32, bfloat16, float16), "
-            f"but got {tensor.dtype}"
-        )
+        raise unfit(op, name, f"of {_FLOATING_DTYPE}", tensor.dtype)
     device = tensor.device.type
     if device not in _devices.devices:
         raise RuntimeError(
@@ -92,13 +92,12 @@ def check_matches(op: str, name: str, tensor: Tensor, like_name: str, like: Tens
         return
     check_tensor(op, name, tensor)
     if tensor.dtype is not like.dtype:
-        raise RuntimeError(
-            f"{op}: expected `{name}` of dtype {like.dtype}, the dtype of `{like_name}`, but got {tensor.dtype}; "
+        advice = (
             f"convert one: `{name}` by .to({like.dtype}), or `{like_name}` by .to({tensor.dtype})"
         )
-    raise RuntimeError(
-        f"{op}: expected `{name}` on device {like.device}, the device of `{like_name}`, but got {tensor.device}"
-    )
+        expected = f"of dtype {like.dtype}, the dtype of `{like_name}`"
+        raise unfit(op, name, expected, f"{tensor.dtype}; {advice}")
+    raise unfit(op, name, f"on device {like.device}, the device of `{like_name}`", tensor.device)
 
 
 def check_dims(op: str, name: str, tensor: Tensor, axes: str) -> None:
@@ -106,28 +105,23 @@ def check_dims(op: str, name: str, tensor: Tensor, axes: str) -> None:
     expected = axes.count(",") + 1
     if tensor.dim() != expected:
         dimensions = "1 dimension" if tensor.dim() == 1 else f"{tensor.dim()} dimensions"
-        raise RuntimeError(
-            f"{op}: expected `{name}` to have {expected} dimension{'s' * (expected > 1)} [{axes}], "
-            f"but got {dimensions}: {list(tensor.shape)}"
-        )
+        what = f"to have {expected} dimension{'s' * (expected > 1)} [{axes}]"
+        raise unfit(op, name, what, f"{dimensions}: {list(tensor.shape)}")
 
 
 def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], axes: str) -> None:
     """Exactly ``shape``, which ``axes`` puts into words."""
     if tensor.shape != tuple(shape):
-        raise RuntimeError(
-            f"{op}: expected `{name}` to have shape {axes} = {list(shape)}, but got {list(tensor.shape)}"
-        )
+        raise unfit(op, name, f"to have shape {axes} = {list(shape)}", list(tensor.shape))
 
 
 def check_int64_lengths(op: str, lengths: Tensor, like: Tensor, batch: int) -> None:
     """How many steps of each row count, as kernels read them."""
     if lengths.dtype is torch.int64 and lengths.device == like.device and lengths.dim() == 1:
         return check_shape(op, "lengths", lengths, (batch,), "[batch]")
-    raise RuntimeError(
-        f"{op}: expected `lengths` of 1 dimension, dtype torch.int64 and device {like.device}, "
-        f"but got {lengths.dim()}, {lengths.dtype} and {lengths.device}"
-    )
+    expected = f"of 1 dimension, dtype torch.int64 and device {like.device}"
+    found = f"{lengths.dim()}, {lengths.dtype} and {lengths.device}"
+    raise unfit(op, "lengths", expected, found)
 
 
 def as_pair(
@@ -138,9 +132,8 @@ def as_pair(
         first, second = pair
     except (TypeError, ValueError):
         given = f" of {len(pair)} items" if hasattr(pair, "__len__") else ""
-        raise TypeError(
-            f"{op}: expected `{name}` to be a pair of tensors, {items}, but got {type(pair).__name__}{given}"
-        ) from None
+        found = f"{type(pair).__name__}{given}"
+        raise unfit(op, name, f"to be a pair of tensors, {items}", found, TypeError) from None
     return first, second
 
 
@@ -156,18 +149,14 @@ def check_layer_sizes(op: str, at_least: int = 0, **sizes: int) -> None:
     """The sizes that a module is made of."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < at_least:
-            raise ValueError(
-                f"{op}: expected `{name}` to be an integer of at least {at_least}, but got {size!r}"
-            )
+            expected = f"to be an integer of at least {at_least}"
+            raise unfit(op, name, expected, repr(size), ValueError)
 
 
 def check_layer_dtype(op: str, dtype: torch.dtype | None) -> None:
     """The dtype that a module is made of; none is torch's default."""
     if dtype is not None and dtype not in FLOATING:
-        raise ValueError(
-            f"{op}: expected `dtype` to be a floating-point dtype (float64, float32, bfloat16, float16), "
-            f"but got {dtype}"
-        )
+        raise unfit(op, "dtype", f"to be {_FLOATING_DTYPE}", dtype, ValueError)
 
 
 def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from extops import _private
-from extops.binding import _schemas
+from extops.binding import _checks, _schemas
 from extops.calling import _autograd
 from extops.calling._operator import Gradient, operator
 
@@ -86,10 +86,9 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     _CHECKED.check(a, b, out)
     _refuse_gradients(a, b, out)
     if _shares_memory_within(out):
-        raise RuntimeError(
-            f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
-            f"{list(out.shape)} with strides {list(out.stride())}; pass out.contiguous() instead"
-        )
+        found = f"shape {list(out.shape)} with strides {list(out.stride())}; pass out.contiguous() instead"
+        expected = "to have a memory location of its own for each element"
+        raise _checks.unfit(_OP, "out", expected, found)
     if torch.compiler.is_compiling():
         return  # torch refuses this itself, and cannot trace the question
     if out.is_inference() and not torch.is_inference_mode_enabled():
