@@ -19,7 +19,7 @@ from torch import Tensor
 from extops import _private
 from extops._private import mm
 from extops.binding import _libraries, _schemas
-from extops.binding._libraries import DTYPES
+from extops.binding._libraries import DTYPES, Library
 
 Kernel = Callable[..., "bytes | None"]
 
@@ -30,11 +30,10 @@ def load() -> None:
     """Defines the operators and registers the kernels, by type of device."""
     for operator in _schemas.OPERATORS.values():
         _library.define(operator.schema)
-    for name in _libraries.paths:
-        device = _DEVICES[name](name)
-        for operator_name, function in _operators().items():
+    for device in map(_libraries.library, _libraries.paths):
+        for name, function in _operators().items():
             of_device = partial(_outside_autocast, function, device)
-            _library.impl(operator_name, of_device, device.key)
+            _library.impl(name, of_device, device.device.upper())
 
 
 def _outside_autocast(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -42,60 +41,41 @@ def _outside_autocast(function: Callable[..., Any], *arguments: Any, **options: 
         return function(*arguments, **options)
 
 
-class Device(_libraries.Library):
-    """A type of device, the CPU: its kernels, and where and by how many threads they run."""
+_POINTWISE_GRAIN = 65536
+"""Elements below which a second thread costs more than it saves."""
 
-    key = "CPU"
-    """The dispatcher's."""
-    where: tuple[Any, ...] = (c_int64, c_int64)
-    """The types of what an entry point takes last."""
 
-    def run(
-        self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
-    ) -> None:
-        """Calls a kernel on the device of ``like``, for ``count`` pieces of work that threads may divide."""
-        call = partial(kernel, *arguments)
-        threads = min(torch.get_num_threads(), count // grain)
-        if threads <= 1:
-            return _check_success(op, call(0, count))
+def _types_of_place(device: Library) -> tuple[Any, ...]:
+    """Of what an entry point takes last: the first piece of work and the end, or a stream."""
+    return (c_void_p,) if device.is_cuda else (c_int64, c_int64)
+
+
+def _call(op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any) -> None:
+    """Calls a kernel on the device of ``like``, for ``count`` pieces of work that threads of a CPU may divide."""
+    call = partial(kernel, *arguments)
+    threads = min(torch.get_num_threads(), count // grain)
+    if like.is_cuda:
+        with torch.cuda.device(like.device):
+            errors = [call(torch.cuda.current_stream().cuda_stream)]
+    elif threads <= 1:
+        errors = [call(0, count)]
+    else:
         ends = [count * thread // threads for thread in range(threads + 1)]
         try:  # ctypes releases the interpreter lock while a kernel runs
             with ThreadPoolExecutor(threads, thread_name_prefix="extops") as pool:
                 errors = [*pool.map(call, ends[:-1], ends[1:])]
         except RuntimeError:  # the interpreter is about to exit: threads accept no work
             errors = [call(0, count)]
-        for error in errors:
-            _check_success(op, error)
-
-
-class _Cuda(Device):
-    key = "CUDA"
-    where = (c_void_p,)
-
-    def run(
-        self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
-    ) -> None:
-        with torch.cuda.device(like.device):
-            stream = torch.cuda.current_stream(like.device).cuda_stream
-            _check_success(op, kernel(*arguments, stream))
-
-
-_DEVICES: dict[str, type[Device]] = {"cpu": Device, "cuda": _Cuda}
-
-_POINTWISE_GRAIN = 65536
-"""Elements below which a second thread costs more than it saves."""
-
-
-def _check_success(op: str, error: bytes | None) -> None:
-    if error is not None:
-        raise RuntimeError(f"{op}: {error.decode()}")
+    for error in errors:
+        if error is not None:
+            raise RuntimeError(f"{op}: {error.decode()}")
 
 
 # -- operators with a struct: the sizes, then the tensors
 
 
 def _run(
-    device: Device,
+    device: Library,
     kernel: str,
     dtype: int,
     sizes: Sequence[int],
@@ -115,9 +95,9 @@ def _run(
     pointers = (0 if x is None else x.data_ptr() for x in (*dense, *results))
     words = [*sizes, *itertools.chain(*triples), *pointers]
     like = next(x for x in results if x is not None)
-    types = c_char_p, c_int32, c_void_p, *[c_int64] * len(more), *device.where
+    types = c_char_p, c_int32, c_void_p, *[c_int64] * len(more), *_types_of_place(device)
     entry = device.entry(kernel, *types)
-    device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words), *more)
+    _call(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words), *more)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -135,7 +115,7 @@ def _both(weights: Sequence[Tensor], state_size: int) -> Sequence[Tensor]:
 
 
 def _step(
-    name: str, device: Device, input: Tensor, *arguments: Any, allow_tf32: bool = False
+    name: str, device: Library, input: Tensor, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     *parameters, h_0, c_0 = arguments
     half = len(parameters) // 2
@@ -154,7 +134,7 @@ def _step(
     return h, c, gates
 
 
-def _step_backward(name: str, device: Device, *arguments: Any) -> tuple[Tensor, ...]:
+def _step_backward(name: str, device: Library, *arguments: Any) -> tuple[Tensor, ...]:
     upstream, tensors = arguments[:2], arguments[2:]
     gates, saved_c = tensors
     results = _schemas.OPERATORS[name].new_results(*arguments)
@@ -165,7 +145,7 @@ def _step_backward(name: str, device: Device, *arguments: Any) -> tuple[Tensor, 
 
 
 def _step_parameters_backward(
-    name: str, device: Device, *arguments: Any, allow_tf32: bool = False
+    name: str, device: Library, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
     cell = name.removesuffix("_step_parameters_backward")
     _schemas.OPERATORS[name].check(*arguments)
@@ -180,7 +160,7 @@ def _step_parameters_backward(
 
 
 def _step_input_backward(
-    name: str, device: Device, *arguments: Any, allow_tf32: bool = False
+    name: str, device: Library, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
     cell = name.removesuffix("_step_input_backward")
     sizes = _schemas.OPERATORS[name].check(*arguments)
@@ -196,7 +176,7 @@ def _step_input_backward(
 
 def _sequence(
     name: str,
-    device: Device,
+    device: Library,
     input: Tensor,
     *arguments: Any,
     reverse: bool = False,
@@ -226,7 +206,7 @@ def _sequence(
 
 
 def _sequence_backward(
-    name: str, device: Device, *arguments: Any, reverse: bool = False, allow_tf32: bool = False
+    name: str, device: Library, *arguments: Any, reverse: bool = False, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
     grad_output, *upstream, weight_hh, gates, cells, lengths = arguments
     results = _schemas.OPERATORS[name].new_results(*arguments)
@@ -273,7 +253,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _run_sequence(
-    device: Device,
+    device: Library,
     name: str,
     like: Tensor,
     weights_stride: int,
@@ -315,7 +295,7 @@ def _run_sequence(
 # -- elementwise operators
 
 
-def _elementwise(operator: _schemas.Operator, index: int, device: Device, *arguments: Any) -> Any:
+def _elementwise(operator: _schemas.Operator, index: int, device: Library, *arguments: Any) -> Any:
     """Calls kernel ``index`` of csrc/kernels/elementwise.h."""
     tensors, numbers = operator.split(arguments)
     new = operator.new_results(*tensors)
@@ -327,10 +307,10 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Device, *argum
     data = (c_void_p * len(operands))(*(x.data_ptr() for x in operands))
     dtype, count = DTYPES[inputs[0].dtype], outputs[0].numel()
     kernels = device.entry("elementwise", ctypes.POINTER(c_void_p * 2), ctypes.c_size_t)
-    types = c_char_p, c_int32, c_int64, *[c_void_p] * 3, *device.where
+    types = c_char_p, c_int32, c_int64, *[c_void_p] * 3, *_types_of_place(device)
     kernel = ctypes.CFUNCTYPE(*types)(kernels(index).contents[1])
     given = dtype, len(shape), geometry, data, (c_double * len(numbers))(*numbers)
-    device.run(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *given)
+    _call(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *given)
     return None if operator.out else new if len(new) > 1 else new[0]
 
 
