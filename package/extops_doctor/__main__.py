@@ -21,11 +21,10 @@ from typing import Any
 from extops_doctor import _machine
 from extops_doctor._machine import dotted
 
-_NO_EXTOPS = f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops"
 # By its path: `import extops` may be what fails.
 _requirements = Path(__file__).parents[1] / "extops" / "_requirements.py"
 if not _requirements.is_file():
-    sys.exit(_NO_EXTOPS)
+    sys.exit(f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops")
 _needs = SimpleNamespace(**runpy.run_path(str(_requirements)))
 REINSTALL: str = _needs.REINSTALL
 
@@ -192,9 +191,11 @@ def _check_gpus(report: Report, driver: _machine.Driver) -> None:
             )
     for gpu in driver.gpus:
         row = "GPU", built_for, f"{dotted(gpu.capability)} ({gpu.name})"
-        if _has_machine_code(architectures, gpu):
+        older = [x for x in architectures if _machine.version(x) <= gpu.capability]
+        # Machine code serves the GPUs of its major version, PTX all that are newer: the driver compiles it.
+        if any(_machine.version(x)[0] == gpu.capability[0] for x in older):
             report.add(*row, "fits")
-        elif not _has_ptx(architectures, gpu):
+        elif not any(x.endswith("+PTX") for x in older):
             cause = f"this extops was compiled for {built_for}, which leaves out the {gpu.name}"
             report.add_unfit(*row, cause, _command_for(report, gpu))
         elif driver.cuda >= _machine.version(report.build["cuda"]):
@@ -205,18 +206,6 @@ def _check_gpus(report: Report, driver: _machine.Driver) -> None:
                 f"and it knows CUDA up to {dotted(driver.cuda)}"
             )
             report.add_unfit(*row, cause)
-
-
-def _has_machine_code(architectures: list[str], gpu: _machine.Gpu) -> bool:
-    """Machine code serves the GPUs of its major version, from its minor version on."""
-    versions = map(_machine.version, architectures)
-    return any(x[0] == gpu.capability[0] and x <= gpu.capability for x in versions)
-
-
-def _has_ptx(architectures: list[str], gpu: _machine.Gpu) -> bool:
-    """PTX serves all newer GPUs: the driver compiles it."""
-    versions = [_machine.version(x) for x in architectures if x.endswith("+PTX")]
-    return any(version <= gpu.capability for version in versions)
 
 
 def _command_for(report: Report, gpu: _machine.Gpu) -> str:
@@ -305,10 +294,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="the same as JSON, for an issue")
     as_json = parser.parse_args().json
-    package = _machine.find_package()
-    if package is None:
-        parser.exit(1, f"{_NO_EXTOPS}\n")
-    report = look(package)
+    report = look(_machine.find_package())
     if not as_json:
         print(table(report), flush=True)  # before the libraries are loaded, which may crash
     if not report.problems:

@@ -98,10 +98,11 @@ def find_glibc() -> Version | None:
     return version(text) if text else None
 
 
-def find_package() -> Path | None:
-    """The folder that ``import extops`` takes."""
+def find_package() -> Path:
+    """The folder that ``import extops`` takes: there is one, beside the doctor."""
     spec = importlib.util.find_spec("extops")
-    return Path(spec.origin).resolve().parent if spec and spec.origin else None
+    assert spec and spec.origin
+    return Path(spec.origin).resolve().parent
 
 
 def find_distribution(package: Path) -> importlib.metadata.Distribution | None:
