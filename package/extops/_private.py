@@ -54,14 +54,16 @@ def is_forward_mode() -> bool:
 # -- quick questions, which every call asks
 
 
-def _stream_by_object(device: int) -> int:
+def current_stream(device: int) -> int:
+    """The address of the current stream of a GPU."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
-current_stream: Callable[[int], int] = _stream_by_object
-"""The address of the current stream of a GPU."""
+blas_handle: Callable[[], int] | None = None
+"""torch's handle of cuBLAS for the current device and stream."""
 if torch.backends.cuda.is_built():
-    current_stream = _find("_C._cuda_getCurrentRawStream", _stream_by_object)
+    current_stream = _find("_C._cuda_getCurrentRawStream", current_stream)
+    blas_handle = _find("_C._cuda_getCurrentBlasHandle", None)
 
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
@@ -73,28 +75,30 @@ _matmul, _cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     _switches: dict[str, Any] = {"matmul": _matmul, "rnn": cast("Any", _cudnn).rnn}
     _precision = _find("_C._get_fp32_precision_getter", lambda _, of: _switches[of].fp32_precision)
-
-    def allows_tf32() -> bool:
-        """Whether torch's switch lets GEMMs of float32 on CUDA be computed in TF32."""
-        return bool(_precision("cuda", "matmul") == "tf32")
-
-    def cudnn_allows_tf32() -> bool:
-        """The same for cuDNN's recurrent layers."""
-        return bool(_precision("cuda", "rnn") == "tf32")
-
-    # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of
-    # the switch of GEMMs is guarded by it.
-    for _switch in (allows_tf32, cudnn_allows_tf32):
-        cast("Any", _switch)._dynamo_marked_constant = True
 else:
-    allows_tf32 = _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32)
-    _of_cudnn = _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32)
+    _switches = {
+        "matmul": _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32),
+        "rnn": _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32),
+    }
 
-    def cudnn_allows_tf32() -> bool:
-        """Whether cuDNN's switch lets its recurrent layers compute float32 in TF32."""
-        return bool(_of_cudnn())
+    def _precision(_: str, of: str) -> str:
+        return "tf32" if _switches[of]() else "ieee"
 
-    cast("Any", cudnn_allows_tf32)._dynamo_marked_constant = True
+
+def allows_tf32() -> bool:
+    """Whether torch's switch lets GEMMs of float32 on CUDA be computed in TF32."""
+    return bool(_precision("cuda", "matmul") == "tf32")
+
+
+def cudnn_allows_tf32() -> bool:
+    """The same for cuDNN's recurrent layers."""
+    return bool(_precision("cuda", "rnn") == "tf32")
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of the
+# switch of GEMMs is guarded by it.
+for _switch in (allows_tf32, cudnn_allows_tf32):
+    cast("Any", _switch)._dynamo_marked_constant = True
 
 
 class _Switches(types.ModuleType):
@@ -163,12 +167,6 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``torch.mm``, which on a CPU read wrong numbers from a strided column of a 16-bit type from torch 2.7 to 2.10."""
     is_column = b.shape[1] == 1 and b.stride(0) != 1
     return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
-
-
-blas_handle: Callable[[], int] | None = None
-"""torch's handle of cuBLAS for the current device and stream."""
-if torch.backends.cuda.is_built():
-    blas_handle = _find("_C._cuda_getCurrentBlasHandle", None)
 
 
 # -- what Dynamo traces in place of a function that it refuses
@@ -367,13 +365,8 @@ def is_asked_by_dynamo() -> bool:
 # -- autocast
 
 
-def _copy_each(to: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-    for x, y in zip(to, tensors, strict=True):
-        x.copy_(y)
-
-
 copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = _find(
-    "_foreach_copy_", _copy_each
+    "_foreach_copy_", lambda to, tensors: [x.copy_(y) for x, y in zip(to, tensors, strict=True)]
 )
 """Copies tensors into others, on a GPU by one kernel where they are of one dtype."""
 
