@@ -24,25 +24,6 @@ _FUNCTIONS: dict[Any, str] = {
 }
 
 
-def _kernel_of(
-    cell: str, state_size: int, directions: int, backward: bool, input: Tensor, allow_tf32: bool
-) -> str:
-    """That of all steps for ``[T, B, I]``."""
-    time, batch, _ = input.shape
-    given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
-    dtype = library("cuda").gemm_dtype(given, allow_tf32)
-    strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
-    # The stride of the weights is left out, and what follows: no kernel depends on it.
-    sizes = (c_int64 * 11)(time, batch, state_size, 0, *strides, directions, 0, directions)
-    device = input.get_device()
-    with torch.cuda.device(device):
-        plan = library("cuda").plan(cell, dtype, sizes, backward, _private.current_stream(device))
-    name: bytes | None = library("cuda").entry("sequence_kernel_name", c_char_p, c_int64)(
-        plan.kernel
-    )
-    return "none" if name is None else name.decode()
-
-
 def which_kernel(
     call: Callable[..., Any],
     input: Tensor | PackedSequence,
@@ -117,7 +98,16 @@ def which_kernel(
         return "cpu"
     is_like_cudnn = isinstance(call, torch.nn.RNNBase)
     allow_tf32 = _private.cudnn_allows_tf32() if is_like_cudnn else _private.allows_tf32()
-    return _kernel_of(cell, state_size, directions, backward, steps, allow_tf32)
+    kernels, device = library("cuda"), steps.get_device()
+    dtype = kernels.gemm_dtype(_autocast.cast(steps[:0])[0].dtype, allow_tf32)
+    time, batch, _ = steps.shape
+    strides = (1, time) if _schemas.is_batch_first(steps) else (batch, 1)
+    # The stride of the weights is left out, and what follows: no kernel depends on it.
+    numbers = (c_int64 * 11)(time, batch, state_size, 0, *strides, directions, 0, directions)
+    with torch.cuda.device(device):
+        plan = kernels.plan(cell, dtype, numbers, backward, _private.current_stream(device))
+    name: bytes | None = kernels.entry("sequence_kernel_name", c_char_p, c_int64)(plan.kernel)
+    return "none" if name is None else name.decode()
 
 
 def _cell_of(module: torch.nn.Module) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,22 @@ class Work:
         """torch's time by that of a variant, round by round."""
         return [x / y for x, y in zip(self.samples[_TORCH], self.samples[of], strict=True)]
 
+    def lines(self) -> Iterator[str]:
+        """Of the control and of ours."""
+        least, most = _spread(self.ratios(_CONTROL))
+        for variant in (_CONTROL, _OURS):
+            ratios = self.ratios(variant)
+            found, (low, high) = statistics.median(ratios), _spread(ratios)
+            before, after = (statistics.median(self.samples[x]) for x in (_TORCH, variant))
+            line = f"{self.name:8} {variant:11} {before:9.3f} -> {after:9.3f} ms"
+            line += f", {found:5.2f} times as fast ({low:.2f} to {high:.2f})"
+            if variant == _OURS:
+                line += ", within the noise" * (least <= found <= most)
+                line += f"; differs by {self.difference:.1e} of the largest"
+                if self.memory:
+                    line += "; most memory {torch:.1f} -> {extops:.1f} MiB".format(**self.memory)
+            yield line
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -46,38 +62,17 @@ class Comparison:
     works: list[Work] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return "\n".join([self.where, "", *_of_layers(self.layers), "", *_of_works(self.works)])
-
-
-def _of_layers(layers: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    if not layers:
-        yield "no call of a recurrent layer or cell of torch.nn"
-    width = max((len(name) for name, *_ in layers), default=0)
-    for name, way, times in layers:
-        yield f"{name:{width}}  by {way:6}  {times}"
+        width = max((len(name) for name, *_ in self.layers), default=0)
+        layers = [f"{name:{width}}  by {way:6}  {times}" for name, way, times in self.layers]
+        layers = layers or ["no call of a recurrent layer or cell of torch.nn"]
+        works = [line for work in self.works for line in work.lines()]
+        return "\n".join([self.where, "", *layers, "", *works])
 
 
 def _spread(ratios: list[float]) -> tuple[float, float]:
     """Between which all but the outer tenths lie."""
     tenth = len(ratios) // 10
     return sorted(ratios)[tenth], sorted(ratios)[-1 - tenth]
-
-
-def _of_works(works: Sequence[Work]) -> Iterator[str]:
-    for work in works:
-        least, most = _spread(work.ratios(_CONTROL))
-        for variant in (_CONTROL, _OURS):
-            ratios = work.ratios(variant)
-            found, (low, high) = statistics.median(ratios), _spread(ratios)
-            before, after = (statistics.median(work.samples[x]) for x in (_TORCH, variant))
-            line = f"{work.name:8} {variant:11} {before:9.3f} -> {after:9.3f} ms"
-            line += f", {found:5.2f} times as fast ({low:.2f} to {high:.2f})"
-            if variant == _OURS:
-                line += ", within the noise" * (least <= found <= most)
-                line += f"; differs by {work.difference:.1e} of the largest"
-                if work.memory:
-                    line += "; most memory {torch:.1f} -> {extops:.1f} MiB".format(**work.memory)
-            yield line
 
 
 def compare(
@@ -188,11 +183,10 @@ def _call_of(
 
 def _difference(torchs: Callable[[], list[Tensor]], ours: Callable[[], list[Tensor]]) -> float:
     ours()  # measures
-    pairs = [
-        (x.detach().double(), y.detach().double()) for x, y in zip(torchs(), ours(), strict=True)
-    ]
-    largest = max((float(x.abs().max()) for x, _ in pairs if x.numel()), default=0.0)
-    furthest = max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
+    found = zip(torchs(), ours(), strict=True)
+    pairs = [(x.detach().double(), y.detach().double()) for x, y in found if x.numel()]
+    largest = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
+    furthest = max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
     return furthest / largest if largest else furthest
 
 

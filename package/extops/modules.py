@@ -395,11 +395,12 @@ def _are_together(layers: Layers, input: Tensor, is_plain: bool) -> bool:
     return is_plain and layers._fits(input, *input.shape[:2])
 
 
-def _are_together_in_trace(layers: Layers, input: Tensor, _: bool) -> bool:
-    return layers._fits(input, *(x or 1 for x in _private.hints_of(input.shape[:2])))
-
-
-_private.answer_in_traces(_are_together, _are_together_in_trace)
+_private.answer_in_traces(
+    _are_together,
+    lambda layers, input, _: layers._fits(
+        input, *(x or 1 for x in _private.hints_of(input.shape[:2]))
+    ),
+)
 
 
 class NewLayers(Layers):

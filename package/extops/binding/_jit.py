@@ -123,11 +123,6 @@ def _check_tools(cpp_extension: ModuleType, cuda: bool) -> None:
         )
 
 
-def _quoted(word: str) -> str:
-    """A word of a command in a ninja file: quoted for the shell, and for ninja."""
-    return shlex.quote(word).replace("$", "$$")
-
-
 def _architectures() -> tuple[str, ...]:
     """The compute capabilities of the GPUs here, whatever TORCH_CUDA_ARCH_LIST names for others."""
     found = {
@@ -165,13 +160,14 @@ def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
     for library in recipes.libraries(cuda=torch.cuda.is_available()):
         if library.torch_links and binding != "stable":
             continue
-        links = [str(built[name]) for name in library.links]
+        files = [built[name] for name in library.links]
+        links = [x for file in files for x in (str(file), f"-Wl,-rpath,{file.parent}")]
         built[library.name] = Build(
             library.name,
             library.sources(csrc.resolve()),
             [*recipes.cxx_flags(library, strict=False), *vector_flags()],
             recipes.nvcc_flags(_architectures(), strict=False) if library.cuda else None,
-            [_quoted(x) for link in links for x in (link, f"-Wl,-rpath,{Path(link).parent}")],
+            [shlex.quote(x).replace("$", "$$") for x in links],  # for the shell, and for ninja
             cuda=library.cuda,
         ).load()
     return built

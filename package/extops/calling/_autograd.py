@@ -112,21 +112,17 @@ def eager(name: str, *, is_traced: bool = True, **keywords: Any) -> Callable[...
 
     def eager_call(*arguments: Any, **options: Any) -> Any:
         try:
-            if is_traced and type(arguments[0]) not in TENSORS and _is_compiled_here(arguments):
-                return getattr(torch.ops.extops_plain, name).default(
-                    *arguments, **keywords, **options
-                )
+            if is_traced and type(arguments[0]) not in TENSORS:
+                first = next(x for x in arguments if x is not None)
+                if type(first) not in TENSORS and _private.is_compiled_here():
+                    plain = getattr(torch.ops.extops_plain, name).default
+                    return plain(*arguments, **keywords, **options)
             return call(*arguments, **options)
         except RuntimeError as error:
             _errors.raise_original(error, name, *arguments)
             raise
 
     return eager_call
-
-
-def _is_compiled_here(arguments: Sequence[Any]) -> bool:
-    first = next(x for x in arguments if x is not None)
-    return type(first) not in TENSORS and _private.is_compiled_here()
 
 
 _library = torch.library.Library("extops", "IMPL")

@@ -41,7 +41,11 @@ def provide() -> None:
 def remember_for(path: Path) -> None:
     """Lets a library with kernels for GPUs measure, and keeps what it finds."""
     library = CDLL(str(path))
-    names = _names_of(library)
+    name_of = library.extops_sequence_kernel_name_cuda
+    name_of.argtypes, name_of.restype = (c_int64,), c_char_p
+    names: list[str] = []  # of the kernels, by their numbers
+    while name := name_of(len(names)):
+        names.append(name.decode())
 
     @_Recall
     def recall(kind: bytes, kernels: Any) -> int:
@@ -63,16 +67,6 @@ def remember_for(path: Path) -> None:
 
     _given.append(_Memory(recall, keep))
     library.extops_set_sequence_memory_cuda(byref(_given[-1]))
-
-
-def _names_of(library: CDLL) -> list[str]:
-    """Of the kernels for sequences, by their numbers."""
-    name_of = library.extops_sequence_kernel_name_cuda
-    name_of.argtypes, name_of.restype = (c_int64,), c_char_p
-    names: list[str] = []
-    while name := name_of(len(names)):
-        names.append(name.decode())
-    return names
 
 
 def _parsed(kind: bytes) -> tuple[str, tuple[int, ...]]:

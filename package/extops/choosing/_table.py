@@ -78,7 +78,7 @@ class Table:
         self._lock = threading.Lock()
         for kind, of_kind in self._read().get(machine, {}).items():
             for sizes, measured in of_kind.items():
-                self.kind(kind).add(_sizes_of(sizes), Measured(*measured))
+                self.kind(kind).add(*_parsed(sizes, measured))
 
     def kind(self, name: str) -> Kind:
         """The kind, new where nothing of it is known."""
@@ -105,9 +105,8 @@ class Table:
             machines: dict[str, Any] = content["machines"]
             for of_machine in machines.values():
                 for of_kind in of_machine.values():
-                    for sizes, measured in of_kind.items():
-                        _sizes_of(sizes)
-                        _check(*measured)
+                    for entry in of_kind.items():
+                        _parsed(*entry)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _logger.warning(
                 "extops: %s holds no choices that this version can read (%s), so it is ignored, and left as it is: "
@@ -138,16 +137,12 @@ class Table:
             Path(new.name).replace(file)
 
 
-def _sizes_of(text: str) -> Sizes:
-    sizes = tuple(map(int, text.split(",")))
-    if min(sizes) < 0:
-        raise ValueError(f"it has the sizes {text}")
-    return sizes
-
-
-def _check(way: str, torchs: float, ours: float) -> None:
-    if not (way in (TORCH, OURS) or SEPARATOR in way) or not (torchs > 0 and ours > 0):
-        raise ValueError(f"it has a choice {way!r} by {torchs!r} and {ours!r} seconds")
+def _parsed(text: str, content: Any) -> tuple[Sizes, Measured]:
+    sizes, measured = tuple(map(int, text.split(","))), Measured(*content)
+    is_known = measured.way in (TORCH, OURS) or SEPARATOR in measured.way
+    if not (is_known and measured.torchs > 0 and measured.ours > 0 and min(sizes) >= 0):
+        raise ValueError(f"it has {measured} of the sizes {text}")
+    return sizes, measured
 
 
 def _file() -> Path | None:

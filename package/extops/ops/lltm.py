@@ -16,14 +16,10 @@ _OPERATOR = torch.ops.extops.lltm_step.default
 _allows_tf32 = _private.allows_tf32
 
 
-def _as_called() -> _schemas.Operator:
-    """The operator, with the names of this function's arguments in messages."""
-    operator, names = _schemas.OPERATORS["lltm_step"], {"h_0": "old_h", "c_0": "old_cell"}
-    rows = (dataclasses.replace(x, name=names.get(x.name, x.name)) for x in operator.arguments)
-    return dataclasses.replace(operator, name="lltm", arguments=tuple(rows))
-
-
-_check = _as_called().check
+_SCHEMA, _NAMES = _schemas.OPERATORS["lltm_step"], {"h_0": "old_h", "c_0": "old_cell"}
+_ROWS = [dataclasses.replace(x, name=_NAMES.get(x.name, x.name)) for x in _SCHEMA.arguments]
+_check = dataclasses.replace(_SCHEMA, name="lltm", arguments=tuple(_ROWS)).check
+"""With the names of this function's arguments in messages."""
 
 
 def lltm(

@@ -36,9 +36,6 @@ class Step:
         self.eager_backward = _autograd.eager(f"{name}_backward")
         self.eager_parameters_backward = _by_tf32(f"{name}_parameters_backward")
         self.eager_input_backward = _by_tf32(f"{name}_input_backward")
-        self._register(name)
-
-    def _register(self, name: str) -> None:
         self.composite: Callable[..., tuple[Tensor, ...]] = compositions.in_float32(self._composite)
 
         def apply(*inputs: Tensor | None, allow_tf32: bool = False) -> Any:
