@@ -263,22 +263,18 @@ class Layers(torch.nn.Module, HasStates):
             width = data.shape[1] + _SAVED_PER_UNIT * getattr(self, self._size)
             given_rows = batch_sizes, sizes, data
             pieces = _packing.pieces_of(self._name, *given_rows, width * data.element_size())
-        rows, states = self._forward_pieces(pieces, data, states)
+        if len(pieces) > 1:
+            run = functools.partial(self._run_pieces, pieces)
+            rows, states = self._forward_layers(run, data, states)
+        else:  # rows of equal lengths are treated as if they were not packed, as in torch
+            (piece,) = pieces
+            arguments = piece.padded(data), states, piece.packing
+            output, states = self._forward_padded(*arguments, batch_first=False)
+            rows = piece.packed(output)
+            rows = rows if piece.packing else rows.clone()  # no view, as in _forward_layers
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
-
-    def _forward_pieces(
-        self, pieces: Sequence[_packing.Piece], rows: Tensor, states: States
-    ) -> Results:
-        if len(pieces) > 1:
-            run = functools.partial(self._run_pieces, pieces)
-            return self._forward_layers(run, rows, states)
-        # Rows of equal lengths are treated as if they were not packed, as in torch.
-        padded, packing = pieces[0].padded(rows), pieces[0].packing
-        output, states = self._forward_padded(padded, states, packing, batch_first=False)
-        rows = pieces[0].packed(output)
-        return rows if packing else rows.clone(), states  # no view, as in _forward_layers
 
     def _run_pieces(
         self, pieces: Sequence[_packing.Piece], rows: Tensor, *arguments: Tensor, reverse: bool

@@ -316,14 +316,12 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Library, *argu
 
 def _operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
-    of_cells: tuple[Any, ...] = (
-        *(_sequence, _sequence_backward, _step, _step_backward),
-        *(_step_parameters_backward, _step_input_backward),
-    )
+    of_steps: Any = _step, _step_backward, _step_parameters_backward, _step_input_backward
     found: dict[str, Callable[..., Any]] = {}
     for cell in _schemas.CELLS:
-        names = {f"{cell}{function.__name__}": function for function in of_cells}
-        found |= {name: partial(function, name) for name, function in names.items()}
+        for function in (_sequence, _sequence_backward, *of_steps):
+            name = f"{cell}{function.__name__}"
+            found[name] = partial(function, name)
     elementwise = itertools.count()  # their kernels are in this order
     for name, operator in _schemas.OPERATORS.items():
         if name not in found:

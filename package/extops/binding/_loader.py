@@ -36,7 +36,18 @@ def load() -> None:
     if torch.version.cuda is not None and "libextops_cuda" in libraries:
         found.append("cuda")
     try:
-        _load(torch, found, libraries)
+        if binding == "stable":  # first: if one does not load, this error is the one to report
+            for device in found:
+                torch.ops.load_library(libraries[f"libextops_stable_{device}"])
+        from extops.binding import _libraries, _schemas
+
+        _libraries.paths.update((device, libraries[f"libextops_{device}"]) for device in found)
+        operators = _schemas.load(_libraries.paths["cpu"])
+        if binding == "legacy":
+            from extops.binding import _legacy
+
+            _legacy.load()
+        _schemas.register_fakes(operators)
     except (OSError, AttributeError) as error:  # the latter where a library lacks a function
         raise LoadError(_why_not_loaded(error, torch.__version__), REINSTALL) from error
     devices.update(found)
@@ -53,22 +64,6 @@ def _import_torch() -> ModuleType:
             "pip install --force-reinstall torch",
         ) from error
     return torch
-
-
-def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> None:
-    kernels = {device: libraries[f"libextops_{device}"] for device in devices}
-    if binding == "stable":  # first: if one does not load, this error is the one to report
-        for device in devices:
-            torch.ops.load_library(libraries[f"libextops_stable_{device}"])
-    from extops.binding import _libraries, _schemas
-
-    _libraries.paths.update(kernels)
-    operators = _schemas.load(kernels["cpu"])
-    if binding == "legacy":
-        from extops.binding import _legacy
-
-        _legacy.load()
-    _schemas.register_fakes(operators)
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:

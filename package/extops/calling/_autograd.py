@@ -179,13 +179,12 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
         ctx.options = keyword_only_inputs or {}
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        def outputs(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            result = composite(*inputs, *ctx.numbers, **ctx.options)
+        def outputs(*inputs: Any) -> tuple[Tensor, ...]:
+            result = composite(*inputs, **ctx.options)
             return result if isinstance(result, tuple) else (result,)
 
-        needs = ctx.needs_input_grad[: len(ctx.saved_tensors)]
-        found = composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
-        return *found, *(None for _ in ctx.numbers)
+        inputs = (*ctx.saved_tensors, *ctx.numbers)
+        return composite_gradients(outputs, inputs, ctx.needs_input_grad, grad_outputs)
 
     if not name.endswith("_backward"):  # called only where the private names are in use
         torch.library.register_autograd(f"extops::{name}", backward, setup_context=save)
@@ -213,11 +212,11 @@ def register_write(name: str, write: Callable[..., None], check: Callable[..., N
 @_autocast.outside
 def composite_gradients(
     composite: Callable[..., Any],
-    inputs: Tensors,
+    inputs: Sequence[Any],
     needs_input_grad: Sequence[bool],
     grad_outputs: Tensors,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
+    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on; None of numbers."""
     wanted = [place for place, needed in enumerate(needs_input_grad) if needed]
     of = _gradients_by_transform if _are_transforms_active() else _gradients_by_engine
     gradients = dict(zip(wanted, of(composite, inputs, wanted, grad_outputs), strict=True))
@@ -225,18 +224,18 @@ def composite_gradients(
 
 
 def _gradients_by_engine(
-    composite: Callable[..., Any], inputs: Tensors, wanted: Sequence[int], grad_outputs: Tensors
+    composite: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[int], towards: Tensors
 ) -> Tensors:
     with torch.enable_grad():
         # Views: an input may depend on another one or be the same tensor, and these gradients must not follow that.
-        views = [x if x is None else x.view_as(x) for x in inputs]
+        views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         outputs = composite(*views)
     # Of a sequence without steps, a result may depend on none of the inputs that require a gradient.
-    pairs = zip(outputs, grad_outputs, strict=True)
+    pairs = zip(outputs, towards, strict=True)
     present = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
     return torch.autograd.grad(
         [output for output, _ in present],
-        [x for place in wanted if (x := views[place]) is not None],
+        [views[place] for place in wanted],
         [gradient for _, gradient in present],
         create_graph=torch.is_grad_enabled(),
         materialize_grads=True,  # zeros, as the kernels give
@@ -244,7 +243,7 @@ def _gradients_by_engine(
 
 
 def _gradients_by_transform(
-    composite: Callable[..., Any], inputs: Tensors, wanted: Sequence[int], grad_outputs: Tensors
+    composite: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[int], towards: Tensors
 ) -> Tensors:
     """For use within transforms of ``torch.func``, which nest. Elsewhere they would refuse hooks on saved tensors."""
 
@@ -254,7 +253,6 @@ def _gradients_by_transform(
 
     vjp = cast("Any", torch.func.vjp)
     outputs, pull_back = vjp(of_wanted, *(inputs[place] for place in wanted))
-    upstream = zip(grad_outputs, outputs, strict=True)
-    given = tuple(torch.zeros_like(o) if g is None else g for g, o in upstream)
-    found: Sequence[Tensor] = pull_back(given)
+    pairs = zip(towards, outputs, strict=True)
+    found: Tensors = pull_back(tuple(torch.zeros_like(o) if g is None else g for g, o in pairs))
     return found

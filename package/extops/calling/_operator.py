@@ -15,6 +15,8 @@ from extops.binding import _checks, _schemas
 from extops.calling import _autograd, _errors, _sharding
 
 P = ParamSpec("P")
+Gradients = tuple[Tensor | None, ...]
+Reference = Callable[..., Tensor]
 
 # Every call asks.
 is_plain, below_autograd = _autograd.is_plain, _autograd.below_autograd
@@ -30,9 +32,7 @@ class Gradient(Protocol):
         """
         return
 
-    def backward(
-        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, ctx: Any, grad_output: Tensor, reference: Reference) -> Gradients:
         """A gradient for each tensor; None where ``ctx.needs_input_grad`` is False.
 
         Only of differentiable PyTorch calls where ``_autograd.needs_composite()``.
@@ -42,9 +42,7 @@ class Gradient(Protocol):
 class StraightThrough(Gradient):
     """The gradient passes as it is."""
 
-    def backward(
-        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, ctx: Any, grad_output: Tensor, reference: Reference) -> Gradients:
         """See :class:`Gradient`."""
         return (grad_output,)
 
@@ -59,16 +57,12 @@ class ByKernel(Gradient):
         """All inputs."""
         ctx.save_for_backward(*inputs)
 
-    def backward(
-        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, ctx: Any, grad_output: Tensor, reference: Reference) -> Gradients:
         """See :class:`Gradient`."""
         inputs = ctx.saved_tensors
         if _autograd.needs_composite():
-            needs, upstream = ctx.needs_input_grad, (grad_output,)
-            return _autograd.composite_gradients(
-                lambda *x: (reference(*x),), inputs, needs, upstream
-            )
+            given = inputs, ctx.needs_input_grad, (grad_output,)
+            return _autograd.composite_gradients(lambda *x: (reference(*x),), *given)
         with below_autograd():
             gradients = self.operator(grad_output, *inputs, *ctx.numbers)
         gradients = (gradients,) if isinstance(gradients, Tensor) else gradients
@@ -102,7 +96,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             save(ctx, inputs[:tensors], output)
             return output
 
-        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, grad_output: Tensor) -> Gradients:
             def with_numbers(*inputs: Tensor) -> Any:
                 return composite(*inputs, *ctx.numbers)
 

@@ -13,8 +13,6 @@ from extops.ops.sequence import LLTM_CELL
 _STEP = LLTM_CELL.step
 _OPERATOR = torch.ops.extops.lltm_step.default
 
-_allows_tf32 = _private.allows_tf32
-
 
 _SCHEMA, _NAMES = _schemas.OPERATORS["lltm_step"], {"h_0": "old_h", "c_0": "old_cell"}
 _ROWS = [dataclasses.replace(x, name=_NAMES.get(x.name, x.name)) for x in _SCHEMA.arguments]
@@ -70,5 +68,5 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = _autocast.cast(*arguments)
     if not _autograd.is_checked_elsewhere():
         _check(*arguments)
-    new_h, new_cell, _ = _OPERATOR(*arguments, allow_tf32=_allows_tf32())
+    new_h, new_cell, _ = _OPERATOR(*arguments, allow_tf32=_private.allows_tf32())
     return new_h, new_cell

@@ -1,7 +1,6 @@
 """Elementwise multiplication."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from extops import _private
 from extops.binding import _checks, _schemas
 from extops.calling import _autograd
-from extops.calling._operator import Gradient, operator
+from extops.calling._operator import Gradient, Gradients, Reference, operator
 
 _OP = "elementwise_mult"
 _CHECKED = dataclasses.replace(_schemas.OPERATORS["elementwise_mult_out"], name=_OP)
@@ -23,16 +22,12 @@ class _Product(Gradient):
     """Keeps only the factors that the wanted gradients need; with both wanted, one kernel computes both."""
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """See :class:`Gradient`."""
         a, b = inputs
         needs_a, needs_b = ctx.needs_input_grad
         ctx.shapes = a.shape, b.shape
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
 
-    def backward(
-        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
-    ) -> tuple[Tensor | None, ...]:
-        """See :class:`Gradient`."""
+    def backward(self, ctx: Any, grad_output: Tensor, reference: Reference) -> Gradients:
         a, b = ctx.saved_tensors
         needs_a, needs_b = ctx.needs_input_grad
         a_shape, b_shape = ctx.shapes
@@ -136,11 +131,9 @@ def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
     What ``torch.compile`` traces is not: the same code may run on other memory, and inductor puts several tensors into
     one place.
     """
-    if not _autograd.is_plain():
+    if not _autograd.is_plain() or a.is_neg() or b.is_neg() or out.is_neg():
         return False
-    negated_views = a.is_neg() or b.is_neg() or out.is_neg()
-    overlap = _overlaps(out, a) or _overlaps(out, b)
-    return not (negated_views or overlap)
+    return not (_overlaps(out, a) or _overlaps(out, b))
 
 
 def _overlaps(out: Tensor, input: Tensor) -> bool:

@@ -11,8 +11,6 @@ from extops.binding import _loader, _schemas
 from extops.calling import _autocast, _autograd
 from extops.ops import compositions
 
-_allows_tf32 = _private.allows_tf32
-
 
 def _by_tf32(name: str) -> tuple[Callable[..., tuple[Tensor, ...]], ...]:
     """The operator, without TF32 and with it."""
@@ -104,13 +102,14 @@ class Step:
         """``h`` and, for a cell with two states, ``c``: of the input, the weights, the biases and the states. Unless
         said otherwise, torch's switch of GEMMs allows TF32.
         """
-        in_tf32 = arguments[0].is_cuda and (_allows_tf32() if allow_tf32 is None else allow_tf32)
+        if allow_tf32 is None:
+            allow_tf32 = arguments[0].is_cuda and _private.allows_tf32()
         if torch.is_grad_enabled():
             for x in arguments:  # as any(), in half the time
                 if x is not None and x.requires_grad:
-                    return _apply(self, in_tf32, False, *arguments)
+                    return _apply(self, allow_tf32, False, *arguments)
         with _autograd.below_autograd():
-            return self.run(in_tf32, arguments)[: self.number_of_states]
+            return self.run(allow_tf32, arguments)[: self.number_of_states]
 
     def run(self, allow_tf32: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""
