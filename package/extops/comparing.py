@@ -18,13 +18,16 @@ from extops import accelerating
 _ROUNDS = 3, 50
 _TORCH, _CONTROL, _OURS = "torch", "torch again", "extops"
 
+Call = Callable[[], list[Tensor]]
+Samples = dict[str, list[float]]
+
 
 @dataclass(frozen=True)
 class Work:
     """A forward without gradients, or a step of training but for the optimiser."""
 
     name: str
-    samples: dict[str, list[float]]
+    samples: Samples
     """Milliseconds of each round, of torch's model, the same model again, and the accelerated one."""
     memory: dict[str, float]
     """The most MiB on a GPU beyond what was held before, of torch's model and the accelerated one."""
@@ -161,9 +164,7 @@ def _tensors(found: Any) -> list[Tensor]:
     return [x for each in found for x in _tensors(each)]
 
 
-def _call_of(
-    model: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], is_training: bool
-) -> Callable[[], list[Tensor]]:
+def _call_of(model: torch.nn.Module, inputs: Any, named: Any, is_training: bool) -> Call:
     """Gives the results, or the gradients of the parameters."""
 
     def call() -> list[Tensor]:
@@ -181,7 +182,7 @@ def _call_of(
     return call
 
 
-def _difference(torchs: Callable[[], list[Tensor]], ours: Callable[[], list[Tensor]]) -> float:
+def _difference(torchs: Call, ours: Call) -> float:
     ours()  # measures
     found = zip(torchs(), ours(), strict=True)
     pairs = [(x.detach().double(), y.detach().double()) for x, y in found if x.numel()]
@@ -190,10 +191,8 @@ def _difference(torchs: Callable[[], list[Tensor]], ours: Callable[[], list[Tens
     return furthest / largest if largest else furthest
 
 
-def _samples(
-    calls: dict[str, Callable[[], Any]], device: torch.device, seconds: float
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+def _samples(calls: dict[str, Call], device: torch.device, seconds: float) -> Samples:
+    samples: Samples = {name: [] for name in calls}
     least, most = _ROUNDS
     end = time.perf_counter() + seconds
     for number in range(most + 1):
@@ -210,7 +209,7 @@ def _samples(
     return samples
 
 
-def _memory(calls: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
+def _memory(calls: dict[str, Call], device: torch.device) -> dict[str, float]:
     found = {}
     for name in (_TORCH, _OURS) if device.type == "cuda" else ():
         _wait(device)

@@ -106,7 +106,8 @@ def _check_glibc(report: Report, wheel: str) -> None:
     """Compares what the wheel's tag promises with what there is."""
     tags = re.findall(r"^Tag: .*manylinux_(\d+_\d+)", wheel, re.MULTILINE)
     needed = min(map(_machine.version, tags), default=None)
-    found = _machine.find_glibc()
+    library = os.confstr("CS_GNU_LIBC_VERSION")  # none where the C library is another
+    found = _machine.version(library) if library else None
     wanted = f"{dotted(needed)} or newer" if needed else "-"
     row = "glibc", wanted, dotted(found) if found else "none"
     if needed and (found is None or found < needed):

@@ -6,7 +6,6 @@ All of it is found without importing torch or loading extops' libraries, either 
 import ctypes
 import importlib.metadata
 import importlib.util
-import os
 import re
 import runpy
 import sys
@@ -90,12 +89,6 @@ def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
     library.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # COMPUTE_CAPABILITY_MAJOR
     library.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)  # COMPUTE_CAPABILITY_MINOR
     return Gpu(name.value.decode(), (major.value, minor.value))
-
-
-def find_glibc() -> Version | None:
-    """The version of glibc, None where the C library is another."""
-    text = os.confstr("CS_GNU_LIBC_VERSION")
-    return version(text) if text else None
 
 
 def find_package() -> Path:

@@ -22,6 +22,7 @@ from extops.binding import _libraries, _schemas
 from extops.binding._libraries import DTYPES, Library
 
 Kernel = Callable[..., "bytes | None"]
+Results = tuple[Tensor, ...]
 
 _library = torch.library.Library("extops", "FRAGMENT")
 
@@ -111,12 +112,10 @@ def _both(weights: Sequence[Tensor], state_size: int) -> Sequence[Tensor]:
     return weights[::-1] if len(weights) == 2 else weights[0].tensor_split([state_size], dim=1)
 
 
-# -- one step, after or before GEMMs of torch: csrc/kernels/step.h has the kernels' structs
+# -- one step, after or before GEMMs of torch, whose switch allows TF32: csrc/kernels/step.h has the kernels' structs
 
 
-def _step(
-    name: str, device: Library, input: Tensor, *arguments: Any, allow_tf32: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+def _step(name: str, device: Library, input: Tensor, *arguments: Any, **_: bool) -> Results:
     *parameters, h_0, c_0 = arguments
     half = len(parameters) // 2
     weights, biases = parameters[:half], parameters[half:]
@@ -134,7 +133,7 @@ def _step(
     return h, c, gates
 
 
-def _step_backward(name: str, device: Library, *arguments: Any) -> tuple[Tensor, ...]:
+def _step_backward(name: str, device: Library, *arguments: Any) -> Results:
     upstream, tensors = arguments[:2], arguments[2:]
     gates, saved_c = tensors
     results = _schemas.OPERATORS[name].new_results(*arguments)
@@ -144,14 +143,12 @@ def _step_backward(name: str, device: Library, *arguments: Any) -> tuple[Tensor,
     return results
 
 
-def _step_parameters_backward(
-    name: str, device: Library, *arguments: Any, allow_tf32: bool = False
-) -> tuple[Tensor, ...]:
+def _step_parameters_backward(name: str, device: Library, *arguments: Any, **_: bool) -> Results:
     cell = name.removesuffix("_step_parameters_backward")
     _schemas.OPERATORS[name].check(*arguments)
     grad_h, grad_c, input, h_0, gates, saved_c = arguments
     found = _step_backward(f"{cell}_step_backward", device, grad_h, grad_c, gates, saved_c)
-    grad_x, of_h, _ = found
+    grad_x, of_h = found[:2]
     if _schemas.CELLS[cell].has_one_gradient:
         of_h = grad_x
     if len(_schemas.OPERATORS[name].results) == 5:
@@ -159,9 +156,7 @@ def _step_parameters_backward(
     return *found, mm(grad_x.t(), input), mm(of_h.t(), h_0), grad_x.sum(0), of_h.sum(0)
 
 
-def _step_input_backward(
-    name: str, device: Library, *arguments: Any, allow_tf32: bool = False
-) -> tuple[Tensor, ...]:
+def _step_input_backward(name: str, device: Library, *arguments: Any, **_: bool) -> Results:
     cell = name.removesuffix("_step_input_backward")
     sizes = _schemas.OPERATORS[name].check(*arguments)
     grad_x, grad_h_part, grad_c_0, *weights = arguments
@@ -182,7 +177,7 @@ def _sequence(
     reverse: bool = False,
     allow_tf32: bool = False,
     training: bool = True,
-) -> tuple[Tensor, ...]:
+) -> Results:
     *parameters, h_0, c_0, lengths = arguments
     results = _schemas.OPERATORS[name].new_results(input, *arguments, training=training)
     output, h_n, _, gates, cells = results
@@ -207,7 +202,7 @@ def _sequence(
 
 def _sequence_backward(
     name: str, device: Library, *arguments: Any, reverse: bool = False, allow_tf32: bool = False
-) -> tuple[Tensor, ...]:
+) -> Results:
     grad_output, *upstream, weight_hh, gates, cells, lengths = arguments
     results = _schemas.OPERATORS[name].new_results(*arguments)
     time = len(cells)
