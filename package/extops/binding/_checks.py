@@ -15,7 +15,6 @@ FAILURES = (RuntimeError, TypeError, AttributeError)
 """What a call with wrong arguments may raise before they are checked."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_FLOATING_DTYPE = "a floating-point dtype (float64, float32, bfloat16, float16)"
 
 
 def unfit(
@@ -71,7 +70,8 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
     """A dense floating-point tensor on a device that has kernels."""
     check_dense(op, name, tensor)
     if tensor.dtype not in FLOATING:
-        raise unfit(op, name, f"of {_FLOATING_DTYPE}", tensor.dtype)
+        expected = "of a floating-point dtype (float64, float32, bfloat16, float16)"
+        raise unfit(op, name, expected, tensor.dtype)
     device = tensor.device.type
     if device not in _devices.devices:
         raise RuntimeError(
@@ -156,7 +156,8 @@ def check_layer_sizes(op: str, at_least: int = 0, **sizes: int) -> None:
 def check_layer_dtype(op: str, dtype: torch.dtype | None) -> None:
     """The dtype that a module is made of; none is torch's default."""
     if dtype is not None and dtype not in FLOATING:
-        raise unfit(op, "dtype", f"to be {_FLOATING_DTYPE}", dtype, ValueError)
+        expected = "to be a floating-point dtype (float64, float32, bfloat16, float16)"
+        raise unfit(op, "dtype", expected, dtype, ValueError)
 
 
 def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
