@@ -25,10 +25,9 @@ def _flops(operator: _schemas.Operator, *arguments: Any, **_: Any) -> int:
 def _register(counter: ModuleType) -> None:
     for name, operator in _schemas.OPERATORS.items():
         if operator.sizes:  # it is a cell's
-            packet, formula = getattr(torch.ops.extops, name), functools.partial(_flops, operator)
-            counter.register_flop_formula(packet, get_raw=True)(formula)
-            # Torch 2.4 registers it for the overload alone, where its counter does not look.
-            counter.flop_registry.setdefault(packet, formula)
+            # What ``register_flop_formula`` does, but for every torch by the key that its counter looks for.
+            formula = functools.partial(_flops, operator)
+            counter.flop_registry[getattr(torch.ops.extops, name)] = formula
 
 
 def provide() -> None:
