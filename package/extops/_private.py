@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 P = ParamSpec("P")
+Functions = dict[Callable[..., Any], Callable[..., Any]]
 Question = Callable[[], bool]
 Region = Callable[[], AbstractContextManager[Any]]
 
@@ -307,11 +308,7 @@ def hints_of(sizes: Iterable[Any]) -> list[int | None]:
 
 
 @_with_dynamo
-def trace_instead(
-    replaced: dict[Callable[..., Any], Callable[..., Any]],
-    holds: Callable[[Any], bool],
-    elsewhere: dict[Callable[..., Any], Callable[..., Any]],
-) -> None:
+def trace_instead(replaced: Functions, holds: Callable[[Any], bool], elsewhere: Functions) -> None:
     """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true, and
     ``elsewhere`` what is to be traced there.
     """
