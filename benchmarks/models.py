@@ -6,8 +6,8 @@
 Each model runs in a process of its own, for a limited time. Some on each GPU prepare at once; while one is measured,
 nothing else runs there, and nothing is compiled. Models of packages that are not installed are left out. `models.json`
 has the samples of all that were measured yet, `ratios.json` their ratios.
-With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which
-line `fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
+With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: how
+often a graph breaks, how long the first call takes, and what a further one takes.
 With `--fullgraph` nothing is measured: `fullgraph.json` gets, for the torch at hand, the lines that are refused.
 """
 
@@ -392,7 +392,6 @@ def _fill_compiled(
                 ends.callback(_end, pipes[name])
             for name, pipe in pipes.items():
                 found = _received(pipe)
-                record["refused"] = found["refused"]
                 of_one += sum(found["seconds"].values())
                 wanted = [x for x in wanted if x in found["seconds"]]
                 record["failed"] |= {f"{name} {x}": y for x, y in found["failed"].items()}
@@ -451,9 +450,7 @@ def _prepare_compiled(
     model = _named(name)
     _prepare(mode, device)
     module, _, given = _made(model, device)
-    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}, "seconds": {}}
-    if library == "extops":
-        found["refused"] = _refused(model, _copied(module, library), given)
+    found: dict[str, Any] = {"first": {}, "failed": {}, "seconds": {}}
     start_compiler(device)
     calls = {}
     for form, of_compiler in FORMS.items():
@@ -555,8 +552,8 @@ def report_of_refused(of_each: dict[str, dict[str, str]]) -> str:
     for name in names:
         cells = [of_each[version].get(name, "") for version in versions]
         if any(cells):
-            short = (re.sub(r"^(.{60}).* (\S+)$", r"\1… `\2`", x.replace("|", "/")) for x in cells)
-            lines.append(f"| {name} | {' | '.join(x or 'one graph' for x in short)} |")
+            places = (f"`{x.split()[-1]}`" if x else "one graph" for x in cells)
+            lines.append(f"| {name} | {' | '.join(places)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -595,8 +592,7 @@ def ratios_of_compiled(record: dict[str, Any], of: str = "extops") -> dict[str, 
 
 def line_of_compiled(record: dict[str, Any]) -> str:
     """Rows of the table."""
-    refused = record.get("refused")
-    lines = [f"{record['model']} ({record['mode']}){', refused: ' * bool(refused)}{refused or ''}"]
+    lines = [f"{record['model']} ({record['mode']})"]
     for variant, first in record.get("first", {}).items():
         samples = record["samples"].get(variant, {})
         times = [f"{x} {min(samples[x]) / 1e3:.3f} ms" for x in sorted(samples)]
@@ -643,8 +639,8 @@ def report_of_compiled(result: dict[str, Any]) -> str:
         "",
         f"```text\n{summarise_compiled(result['records'])}\n```",
         "",
-        f"| | {' | '.join(columns)} | breaks | first call | `fullgraph` refuses |",
-        "|---" * (len(columns) + 4) + "|",
+        f"| | {' | '.join(columns)} | breaks | first call |",
+        "|---" * (len(columns) + 3) + "|",
     ]
     for record in result["records"]:
         found, control = (ratios_of_compiled(record, x) for x in ("extops", "control"))
@@ -657,7 +653,6 @@ def report_of_compiled(result: dict[str, Any]) -> str:
         if None not in first:
             breaks, seconds = ([x[y] for x in first] for y in ("breaks", "seconds"))
             cells += [f"{breaks[0]}, {breaks[1]}", f"{seconds[0]:.1f}, {seconds[1]:.1f}"]
-            cells += [record["refused"].replace("|", "/")]
             lines.append(f"| {record['model']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

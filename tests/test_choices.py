@@ -89,9 +89,9 @@ def total(results: Any) -> Tensor:
 def test_the_first_32_sizes_are_exact() -> None:
     kind = Kind()
     for steps in range(100, 132):
-        assert kind.way((steps, 1)) is None
+        assert kind.way((steps, 1)) == (None, False)
         kind.add((steps, 1), SOME)
-        assert kind.way((steps, 1)) == OURS
+        assert kind.way((steps, 1)) == (OURS, True)
 
 
 def test_further_sizes_are_rounded_to_four_a_doubling() -> None:
@@ -99,9 +99,21 @@ def test_further_sizes_are_rounded_to_four_a_doubling() -> None:
     for steps in range(1, 33):
         kind.add((steps, 1), SOME)
     kind.add((1024, 8), Measured(TORCH, 1e-4, 2e-4))
-    same = [steps for steps in range(900, 1200) if kind.way((steps, 8)) == TORCH]
+    same = [steps for steps in range(900, 1200) if kind.way((steps, 8)) == (TORCH, True)]
     assert 0.9 < same[0] / 1024 < 0.93 and 1.07 < same[-1] / 1024 < 1.1
     assert same == list(range(same[0], same[-1] + 1))
+
+
+def test_a_neighbour_serves_once() -> None:
+    kind = Kind()
+    for steps in range(1, 33):
+        kind.add((steps, 1), SOME._replace(way=OURS if steps < 30 else TORCH))
+    assert kind.way((500, 1)) == (TORCH, False)
+    assert kind.way((500, 1)) == (None, False)
+    assert kind.way((505, 1)) == (None, False)  # rounded, the same
+    assert kind.way((1, 500)) == (OURS, False)
+    kind.add((500, 1), SOME)
+    assert kind.way((505, 1)) == (OURS, True)
 
 
 def test_what_a_model_measures(measured: list[Measurement]) -> None:
@@ -272,8 +284,8 @@ def test_gpus_alike_know_the_same(
     monkeypatch.setattr(torch.cuda, "get_device_name", ["one", "other", "one"].__getitem__)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
     _table.table(2).add("GRU", (6, 3), SOME)
-    assert _table.table(0).kind("GRU").way((6, 3)) == OURS
-    assert _table.table(1).kind("GRU").way((6, 3)) is None
+    assert _table.table(0).kind("GRU").way((6, 3)) == (OURS, True)
+    assert _table.table(1).kind("GRU").way((6, 3)) == (None, False)
     extops.choices()
     assert capsys.readouterr().out.count("6 x 3") == 1
 
@@ -330,7 +342,7 @@ def test_a_damaged_file_is_left_as_it_is(
     file.write_bytes(content)
     table = Table(file, "machine")
     table.add("kind", (9, 9), SOME)
-    assert table.kind("kind").way((9, 9)) == OURS
+    assert table.kind("kind").way((9, 9)) == (OURS, True)
     layer()(rows())
     assert file.read_bytes() == content
     said = [x.getMessage() for x in caplog.records if x.levelno >= logging.WARNING]

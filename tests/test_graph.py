@@ -1002,6 +1002,17 @@ def test_choice_is_measured_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [kind.rpartition(", ")[2] for kind in kinds] == ["in a graph"]
 
 
+@pytest.mark.usefixtures("file")
+def test_where_measuring_fails_torchs_layer_is_in_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ours may be what failed, or what had other values."""
+    model, input = extops.accelerate(nn.LSTM(FEATURES, STATE).eval()), torch.ones(4, 3, FEATURES)
+    monkeypatch.setattr(accelerating._Call, "measured_in_graph", lambda _: None)
+    with torch.no_grad():
+        assert TORCHS in operators_of(model, input)[0]
+
+
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="one direction follows the other there")
 @pytest.mark.usefixtures("file")
 def test_both_directions_are_measured_as_a_graph_computes_them(

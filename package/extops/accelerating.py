@@ -228,7 +228,8 @@ def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
         return False
     may_measure = not torch.are_deterministic_algorithms_enabled()
     kind = f"{call.kind()}, in a graph"
-    return (_table.forced() or _chosen(call, kind, call.measured_in_graph, may_measure)) == TORCH
+    way = _table.forced() or _chosen(call, kind, call.measured_in_graph, may_measure)[0]
+    return way == TORCH
 
 
 _private.answer_in_traces(_in_graph.is_torchs, _is_torchs_in_trace)
@@ -284,11 +285,11 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
         return forced
     if _graph_task() != -1:
         return _way_of_recomputed(module, call, key)
-    found = _chosen(call, call.kind(), call.measured, _may_measure(call))
+    found, is_final = _chosen(call, call.kind(), call.measured, _may_measure(call))
     way = found or TORCH
     # A checkpoint that computes it again must get the same.
     _remember(module, ("last", key), way)
-    if found and key is not None:
+    if is_final and key is not None:
         _remember(module, key, way)
         if way == TORCH:
             module.__dict__.setdefault(_TORCHS, set()).add(quick)
@@ -297,20 +298,22 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
 
 def _chosen(
     call: _Call, kind: str, measure: Callable[[], _table.Measured | None], may_measure: bool
-) -> str | None:
-    """What is known to serve such calls or, where that may be, is measured: torch's, if that fails."""
+) -> tuple[str | None, bool]:
+    """What is known to serve such calls or, where that may be, is measured: torch's, if that fails. And whether that is
+    all that will be.
+    """
     sizes, table = call.sizes(), call.table()
-    way = table.kind(kind).way(sizes)
+    way, is_final = table.kind(kind).way(sizes)
     if way is not None or not (may_measure and _measuring.acquire(blocking=False)):
-        return way
+        return way, is_final
     try:
         measured = measure()
     finally:
         _measuring.release()
     if measured is None:
-        return TORCH
+        return TORCH, True
     table.add(kind, sizes, measured)
-    return measured.way
+    return measured.way, True
 
 
 def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
@@ -319,7 +322,7 @@ def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
         quick, *others = key
         key = (False, *quick[1:]), *others
     way = module.__dict__.get(_KNOWN, _NOTHING).get(("last", key))
-    return way or call.table().kind(call.kind()).way(call.sizes()) or TORCH
+    return way or call.table().kind(call.kind()).way(call.sizes())[0] or TORCH
 
 
 def _may_measure(call: _Call) -> bool:
@@ -339,7 +342,7 @@ def described(module: Any, input: Any, hx: Any = None) -> tuple[str, str]:
         return TORCH, "since our kernels cannot"
     kind, sizes = call.kind(), call.sizes()
     of_kind = call.table().kind(kind)
-    way = _table.forced() or of_kind.way(sizes) or "not measured"
+    way = _table.forced() or of_kind.way(sizes)[0] or "not measured"
     measured = of_kind.measured.get(sizes)
     if measured is None:
         return way, kind

@@ -530,7 +530,7 @@ def test_models_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.slow
 def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is one graph where torch's is none."""
-    torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
+    models = pytest.importorskip("benchmarks.models")
     monkeypatch.setattr(models, "ROUNDS", (1, 1))
     monkeypatch.setattr(models, "PREPARED", [x for x in models.PREPARED if "graphs" not in x])
     (model,) = (x for x in models.MODELS if x.name == "policy, one step")
@@ -543,18 +543,35 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0 breaks, first call" in models.line_of_compiled(record)
     said = models.summarise_compiled([record])
     assert "compiled wall_forward: 1 models, mean " in said
-    assert record["refused"] == ""
     environment = {"device_name": "this CPU", "torch": "2", "commit": "0"}
     page = models.report_of_compiled({"environment": environment, "records": [record]})
     assert "| policy, one step | " in page
+
+
+def test_what_each_torch_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the line of the model; what another torch refused is kept."""
+    torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
 
     class Branching(torch.nn.Module):
         def forward(self, input: Any) -> Any:
             return input.cos() if input.sum() > 0 else input
 
-    model = dataclasses.replace(model, run=lambda module, input: module(input))
-    refused = models._refused(model, Branching(), (torch.ones(2),))
-    assert "test_benchmarks.py:" in refused
+    line = Branching.forward.__code__.co_firstlineno + 1
+    one = next(x for x in models.MODELS if x.name == "policy, one step")
+    made = Branching(), (torch.ones(2),)
+    branches = dataclasses.replace(one, name="branches", make=lambda _: made, run=lambda f, x: f(x))
+    monkeypatch.setattr(models, "MODELS", [one, branches])
+    monkeypatch.setattr(models, "_prepare", lambda *_: None)
+    (tmp_path / "fullgraph.json").write_text('{"1.13.1": {"branches": "x models/other.py:7"}}')
+    models.add_refused([], tmp_path)
+    version = torch.__version__.partition("+")[0]
+    found = json.loads((tmp_path / "fullgraph.json").read_text())[version]
+    assert found.pop("branches").endswith(f"/{Path(__file__).name}:{line}")
+    assert found == {one.name: ""}
+    page = (tmp_path / "fullgraph.md").read_text()
+    assert f"One graph: torch 1.13.1 0 of 1, torch {version} 1 of 2. The others:" in page
+    assert "| branches | `models/other.py:7` | `" in page
+    assert one.name not in page
 
 
 def test_models_that_take_long_to_compile() -> None:

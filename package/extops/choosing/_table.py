@@ -52,21 +52,38 @@ class Kind:
     def __init__(self) -> None:
         self.measured: dict[Sizes, Measured] = {}
         self._rounded: dict[Sizes, str] = {}
+        self._asked: set[Sizes] = set()
 
     def add(self, sizes: Sizes, measured: Measured) -> None:
         """Keeps what was measured."""
         self.measured[sizes] = measured
         self._rounded.setdefault(_rounded(sizes), measured.way)
 
-    def way(self, sizes: Sizes) -> str | None:
-        """What serves such a call, None where that was not measured."""
+    def way(self, sizes: Sizes) -> tuple[str | None, bool]:
+        """What serves such a call, None where nothing is known; and whether that was measured. A neighbour's choice
+        serves where there are many sizes and a rounded one comes for the first time.
+        """
         if sizes in self.measured:
-            return self.measured[sizes].way
-        return self._rounded.get(_rounded(sizes)) if len(self.measured) >= _EXACT else None
+            return self.measured[sizes].way, True
+        if len(self.measured) < _EXACT:
+            return None, False
+        rounded = _rounded(sizes)
+        if rounded in self._rounded:
+            return self._rounded[rounded], True
+        if rounded in self._asked:
+            return None, False
+        self._asked.add(rounded)
+        nearest = min(list(self.measured), key=functools.partial(_distance, sizes))
+        return self.measured[nearest].way, False
 
 
 def _rounded(sizes: Sizes) -> Sizes:
     return tuple(round(_A_DOUBLING * math.log2(max(x, 1))) for x in sizes)
+
+
+def _distance(sizes: Sizes, others: Sizes) -> float:
+    pairs = zip(sizes, others, strict=True)
+    return sum(abs(math.log(max(x, 1) / max(y, 1))) for x, y in pairs)
 
 
 class Table:
