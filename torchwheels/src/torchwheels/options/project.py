@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.options.releases import Cuda, Releases, Target, Torch, minor, sm
+from torchwheels.options.releases import Cuda, Releases, Target, Torch, sm
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -32,6 +32,11 @@ Values: TypeAlias = Mapping[str, object]
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """Options, whose keys have dashes where these names have underscores."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where an option has the right type, and is none all the same."""
+        for field in msgspec.structs.fields(self):
+            _check(field.name, getattr(self, field.name), field.encode_name)
 
 
 class Tests(Table, frozen=True):
@@ -69,6 +74,20 @@ class Release(Table, frozen=True):
     architectures: tuple[str, ...] = ()
     """What they compile for, likewise."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError where its CUDA is one of which nothing is known."""
+        Table.__post_init__(self)
+        known = releases.load().cudas
+        if self.cuda not in ("", *known) and not (self.image and self.architectures):
+            raise ValueError(
+                f"torch {self.version} is of CUDA {self.cuda}, and only {', '.join(known)} are known: add `image` and "
+                "`architectures`"
+            )
+        if self.index and not re.match(indexes.ADDRESS, self.index):
+            raise ValueError(
+                f"index has {self.index!r}, but an address such as 'https://example.org/nightly' is expected"
+            )
+
 
 class OfTarget(Table, frozen=True):
     """What may be said of some targets alone."""
@@ -104,7 +123,7 @@ class OfTarget(Table, frozen=True):
     """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()
     """Patterns of libraries of other projects that the wheel may hold or need."""
-    tests: Tests = Tests()
+    tests: Tests = msgspec.field(default_factory=Tests)
     imports: tuple[str, ...] = msgspec.field(default=(), name="import")
     """The modules whose import is tried; empty: all at the top of the wheel."""
 
@@ -210,19 +229,17 @@ class Project(Options, frozen=True, dict=True):
 
     def variables(self, values: Values) -> dict[str, str]:
         """The variables of a build that depend on the project."""
-        found = {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}"}
-        for name, template in self.environment.items():
-            found[name] = filled(template, values, f"the option `environment` sets {name}")
-        return found
+        own = {name: template.format(**values) for name, template in self.environment.items()}
+        return {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}", **own}
 
     def backend_settings(self, values: Values) -> dict[str, str | list[str]]:
         """The config settings of a build."""
-        found: dict[str, str | list[str]] = {}
-        for name, given in self.config_settings.items():
-            where = f"the option `config-settings` sets {name}"
-            several = [filled(each, values, where) for each in _several(given)]
-            found[name] = several[0] if isinstance(given, str) else several
-        return found
+        return {
+            name: given.format(**values)
+            if isinstance(given, str)
+            else [each.format(**values) for each in given]
+            for name, given in self.config_settings.items()
+        }
 
     def architectures(self, target: Target) -> tuple[str, ...]:
         """The GPU compute capabilities that a wheel of `target` has code for."""
@@ -311,20 +328,6 @@ def gencode(architectures: Iterable[str]) -> Iterator[str]:
             yield f"-gencode=arch=compute_{number},code=compute_{number}"
 
 
-def filled(template: str, values: Values, where: str) -> str:
-    """`template` with the values of its placeholders; an error says `where` it stands."""
-    try:
-        names = [name or "" for _, name, _, _ in string.Formatter().parse(template)]
-        if not values.keys() >= {*filter(None, names)}:  # such as an attribute of one
-            raise KeyError
-        return template.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        raise UserError(
-            f"{where} to {template!r}: it may hold {', '.join(f'{{{key}}}' for key in values)}, and "
-            "other braces doubled"
-        ) from None
-
-
 def read_file(file: Path, expected: str) -> dict[str, Any]:
     """What a TOML file says; an error says what is `expected` where there is none."""
     try:
@@ -343,11 +346,8 @@ def load(file: Path) -> Project:
     usual = "the pyproject.toml that has them under [tool.torchwheels]"
     data = read_file(file, f"`--config` names a TOML file with the options, or {usual}")
     whole = data if file.name != "pyproject.toml" else {}
-    try:
-        table = data.get("tool", {}).get("torchwheels", whole)
-        name = canonicalize_name(data.get("project", {}).get("name", ""))
-    except AttributeError:
-        raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
+    table = data.get("tool", {}).get("torchwheels", whole)
+    name = canonicalize_name(data.get("project", {}).get("name", ""))
     return of_file(table, file, f"{file}: [tool.torchwheels]", name)
 
 
@@ -392,81 +392,33 @@ _Kind = TypeVar("_Kind", bound=Table)
 def read(kind: type[_Kind], table: Any, where: str) -> _Kind:
     """What a table says, whose keys are the fields of `kind`."""
     try:
-        found = msgspec.convert(table, kind)
+        return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise UserError(_explained(str(error), kind, table, where)) from None
-    _check(found, where)
-    return found
+        raise UserError(_explained(error, kind, table, where)) from None
 
 
 # Of options that were renamed; they are taken for one more release.
 _EARLIER_NAMES = {"cells": "targets"}
 
 _TABLES: dict[str, type[Table]] = {"tests": Tests, "overrides": Override, "releases": Release}
-_EXPECTED = {
-    "array": "a list of texts is",
-    "bool": "true or false is",
-    "float": "a positive number is",
-    "object": "a table is",
-    "str": "a text is",
-}
 
 
-def _explained(error: str, kind: type[Table], value: Any, where: str) -> str:
+def _explained(error: msgspec.ValidationError, kind: type[Table], value: Any, where: str) -> str:
     """What msgspec's error says of a table, with the option, its value, and what is expected."""
-    said, _, path = error.partition(" - at `$")
-    for key, place in re.findall(r"\.([\w-]+)|\[([\d.]+)\]", path):
-        if key:
-            value, where, kind = value[key], f"{where}: {key}", _TABLES.get(key, kind)
-        elif place.isdigit() and isinstance(value[int(place)], dict):
-            value = value[int(place)]
-        else:  # it is in a list or a table of texts
-            said = "Expected `array`" if isinstance(value, list) else "texts in it are"
-            break
-    quoted = re.findall(r"(?s)`(.*?)`", said)
+    said, _, path = str(error).partition(" - at `$")
+    for key, number in re.findall(r"\.([\w-]+)|\[(\d+)\]", path):
+        value = value[key or int(number)]
+        where, kind = (f"{where}: {key}", _TABLES.get(key, kind)) if key else (where, kind)
+    if isinstance(error.__cause__, ValueError):  # of `Table`
+        return f"{where}: {said}"
+    (quoted, *_) = re.findall(r"(?s)`(.*?)`", said)
     if said.startswith("Object contains"):
         names = [x.encode_name for x in msgspec.structs.fields(kind)]
-        near = difflib.get_close_matches(quoted[0], names, n=1, cutoff=0.0)[0]
-        return f"{where} has no option {quoted[0]!r}: did you mean {near!r}?"
+        near = difflib.get_close_matches(quoted, names, n=1, cutoff=0.0)[0]
+        return f"{where} has no option {quoted!r}: did you mean {near!r}?"
     if said.startswith("Object missing"):
-        return f"{where} lacks the option {quoted[0]!r}"
-    expected = _EXPECTED.get(quoted[0].partition(" ")[0], said) if quoted else said
-    if where.endswith((": overrides", ": releases")):
-        expected = f"tables are expected: [[tool.torchwheels.{where.rpartition(' ')[2]}]]"
-    return f"{where} is {value!r}, but {expected.removesuffix(' expected')} expected"
-
-
-def _check(options: Table, where: str) -> None:
-    """Raises an error where an option has the right type, and is none all the same."""
-    for field in msgspec.structs.fields(options):
-        value, place = getattr(options, field.name), f"{where}: {field.encode_name}"
-        if field.encode_name in _TABLES:
-            for table in [value] if isinstance(value, Table) else value:
-                _check(table, place)
-        else:
-            _check_value(field.name, value, place)
-    if isinstance(options, Options):
-        seen: dict[tuple[str, ...], str] = {}
-        for each, python in ((x, y) for x in options.own_releases for y in x.pythons):
-            key = python, each.cuda, minor(each.version)
-            if key in seen:
-                raise UserError(
-                    f"{where}: releases has torch {seen[key]} and {each.version} for Python {python}, and a target is "
-                    f"named by their {key[-1]}: leave one out"
-                )
-            seen[key] = each.version
-    if isinstance(options, Release):
-        known = releases.load().cudas
-        if options.cuda not in ("", *known) and not (options.image and options.architectures):
-            raise UserError(
-                f"{where}: torch {options.version} is of CUDA {options.cuda}, and only {', '.join(known)} are known: "
-                "add `image` and `architectures`"
-            )
-        if options.index and not re.match(indexes.ADDRESS, options.index):
-            raise UserError(
-                f"{where}: index has {options.index!r}, but an address such as "
-                "'https://example.org/nightly' is expected"
-            )
+        return f"{where} lacks the option {quoted!r}"
+    return f"{where} is {value!r}: {said[0].lower()}{said[1:]}"
 
 
 def _like(pattern: str) -> Callable[[str], object]:
@@ -505,41 +457,37 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in the value of an option."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts([*value, *value.values()])
-    elif isinstance(value, (list, tuple)):
-        yield from (text for each in value for text in _texts(each))
-
-
-def _check_value(name: str, value: Any, where: str) -> None:
-    for text in _texts(value):
-        if "\0" in text:
-            raise UserError(f"{where} has {text!r}, but a text without NUL is expected")
+def _check(name: str, value: Any, where: str) -> None:
     if name in _TEXTS and (value != "" or name == "version"):
         expected, check = _TEXTS[name]
         for text in _several(value):
             with contextlib.suppress(ValueError):
                 if check(text) not in (None, False):
                     continue
-            raise UserError(f"{where} has {text!r}, but {expected} expected")
-    if name in ("before_build", "repair"):
-        paths = {"wheel": "", "dest": ""}
-        filled(value, paths if name == "repair" else _any_values(), f"{where} is set")
-    for key, given in value.items() if isinstance(value, Mapping) else ():
-        several = name == "config_settings" and isinstance(given, list)
-        for text in given if several else [given]:
-            if name != "yanked":
-                text = filled(text, _any_values(), f"{where} sets {key}")
-            elif not text.isprintable():
-                raise UserError(
-                    f"{where} sets {key} to {text!r}, but a reason of one line is expected"
-                )
+            raise ValueError(f"{where} has {text!r}, but {expected} expected")
+    if name == "repair":
+        _filled(value, {"wheel": "", "dest": ""}, f"{where} is set")
+    if name == "before_build":
+        _filled(value, _any_values(), f"{where} is set")
+    for key, given in value.items() if name in ("environment", "config_settings") else ():
+        for text in _several(given):
+            filled = _filled(text, _any_values(), f"{where} sets {key}")
             if key == "TORCH_CUDA_ARCH_LIST":
-                _check_value("architectures", re.findall(r"[^; ]+", text), f"{where}: {key}")
+                _check("architectures", re.findall(r"[^; ]+", filled), f"{where}: {key}")
+
+
+def _filled(template: str, values: Values, where: str) -> str:
+    """`template` with the values of its placeholders; an error says `where` it stands."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+        if not values.keys() >= names:  # such as an attribute of one
+            raise KeyError
+        return template.format(**values)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+        raise ValueError(
+            f"{where} to {template!r}: it may hold {', '.join(f'{{{key}}}' for key in values)}, and "
+            "other braces doubled"
+        ) from None
 
 
 def _any_values() -> Values:
