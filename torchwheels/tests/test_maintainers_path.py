@@ -942,7 +942,7 @@ def test_sessions_mask_what_they_print(tmp_path: Path) -> None:
     [
         (
             ["-s", "build-3.14-cu121"],
-            "there is no target '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
+            "there is no target '3.14-cu121': a target is a Python and a CUDA version",
         ),
         (["-s", "test-3.11-cpu", "--", "--require-gup"], "did you mean --require-gpu?"),
         (["-s", "build", "--", "--backned=local"], "did you mean --backend?"),

@@ -129,25 +129,6 @@ def test_a_closed_stream_leads_nowhere(tmp_path: Path, closed: str) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def said_in_shell(before: str, *words: str) -> str:
-    """What a command says that runs after those of the shell."""
-    command = ["sh", "-ec", f'{before}; exec "$0" -B -m torchwheels "$@"', sys.executable, *words]
-    variables = {**os.environ, "PYTHONPATH": SOURCES, DEBUG: ""}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    return done.stderr
-
-
-@pytest.mark.parametrize("words", [["build"], ["build", "x"], ["index"], ["merge", "x"], ["fetch"]])
-def test_a_folder_that_was_deleted_meanwhile(words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    said = said_in_shell(f"cd {tmp_path}/gone; rmdir {tmp_path}/gone", *words)
-    assert said == (
-        f"torchwheels: this runs in a folder that is gone ({tmp_path}/gone (deleted)): `cd` to another one, or anew to "
-        "one of that name\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "cache", "named"),
     [
@@ -208,17 +189,6 @@ def test_an_empty_argument_is_no_folder(
         "error: an argument is empty: name something, or leave it out\n" in capsys.readouterr().err
     )
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_limit_of_the_size_of_files_is_said(own_project: Path, tmp_path: Path) -> None:
-    """Most of what then fails does not say why."""
-    own = [str(own_project), "--target=3.11-cpu", "--backend=local", f"--dist={tmp_path}/dist"]
-    said = said_in_shell("ulimit -f 0", "build", *own)
-    assert said.startswith("torchwheels: No usable temporary directory found in ")
-    assert said.endswith(
-        "; `ulimit -f` allows files of 0 bytes at most here, which may be why: `ulimit -f unlimited` allows all\n"
-    )
-    assert "ulimit" not in said_in_shell("true", "build", "./x", "--backend=local")
 
 
 def test_ctrl_c_before_the_command_line_is_there(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -24,17 +23,16 @@ from torchwheels.build import toolchain
 from torchwheels.errors import UserError
 from torchwheels.farm import command as farm_command
 from torchwheels.index import artifacts, kept, make_site
-from torchwheels.options import Project, Target, project, releases, schema
+from torchwheels.options import Project, Target, project, schema
 from torchwheels.run import Order, engines, pipeline, testing
-from torchwheels.system import X86_64, cache, files, machines, output, processes, sandbox, scratch
+from torchwheels.system import X86_64, cache, files, machines, output, processes, scratch
 from torchwheels.wheel import wheels_in
 
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
 """The variable that says for which GPU architectures builds compile."""
 
-# How alike a misspelt option must be, of 1: pytest has none over 0.63.
+# How alike an option of `test` must be that is misspelt, of 1: pytest has none over 0.63.
 _ALIKE, _MISSPELT = 0.8, ("--backend", "--dist", "--config", "--require-gpu")
-_LAST_SECOND = 4354819198  # of 2107
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,16 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.mask_streams()
     os.environ.setdefault("PATH", os.defpath)  # `env -i` leaves none
     end = words.index("--") if "--" in words else len(words)
-    # Until 0.2 targets were cells, and a source was an option.
+    # Until 0.2 targets were cells.
     own = [re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]]
     parser = _parser()
     given, others = parser.parse_known_args(own)
     names = [x.partition("=")[0] for x in others]
     near = [y for x in names for y in difflib.get_close_matches(x, _MISSPELT, 1, _ALIKE)]
-    was_option = "--source" in names
-    if others and (given.run != _test or near or was_option):
+    if others and (given.run != _test or near):
         said = f": did you mean {near[0]}?" if near else ""
-        said = ": a source is named alone, without --source" if was_option else said
         parser.error(f"unrecognized arguments: {' '.join(others)}{said}")
     if given.run != _test and any(re.fullmatch("(--[^=]+=)?", word) for word in own):
         parser.error("an argument is empty: name something, or leave it out")
@@ -65,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.debug:
         os.environ[output.DEBUG] = "1"
     try:
-        _check_folder()
         if "source" in given:
             _find_source(given)
         given.run(given)
@@ -77,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError, subprocess.CalledProcessError) as error:
         if os.environ.get(output.DEBUG):
             raise
-        said = f"torchwheels: {processes.explained(error)}{_limit_of_files()}"
+        said = f"torchwheels: {processes.explained(error)}"
         if not isinstance(error, UserError) or error.code == 1:
             sys.exit(said)
         print(said, file=sys.stderr)
@@ -87,25 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         how = "(`torchwheels env` says how much, `torchwheels clean` removes it)"
         print(f"torchwheels: stopped; {kept_there} {how}", file=sys.stderr)
         sys.exit(130)
-
-
-def _check_folder() -> None:
-    """Raises an error where nothing can be found by a relative path."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        gone = Path("/proc/self/cwd").readlink()
-        way_out = "`cd` to another one, or anew to one of that name"
-        raise UserError(f"this runs in a folder that is gone ({gone}): {way_out}") from None
-
-
-def _limit_of_files() -> str:
-    """What to say of a limit that most programs do not name which end by it."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if not 0 <= allowed < sandbox.FILE_SIZE:
-        return ""
-    why = f"`ulimit -f` allows files of {allowed} bytes at most here, which may be why"
-    return f"; {why}: `ulimit -f unlimited` allows all"
 
 
 def _stop(number: int, frame: object) -> None:
@@ -264,11 +240,8 @@ def _check_before(given: argparse.Namespace) -> None:
     files.check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
-    if not epoch.isdigit() or int(epoch) > _LAST_SECOND:
-        raise UserError(
-            f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds up to {_LAST_SECOND} is expected: a zip file "
-            "can name no later time"
-        )
+    if not re.fullmatch(r"\d{1,10}", epoch):
+        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
 
 
 def _options(given: argparse.Namespace) -> Project:
@@ -290,7 +263,9 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
     found = [table.target(name) for name in given.target]
     if not found:
         own = options.chosen_targets() if given.all else ()
-        found = [*own] or [table.current_target(releases.python_at_hand())]
+        active = os.environ.get("VIRTUAL_ENV")
+        python = Path(active, "bin", "python") if active else Path(sys.executable)
+        found = [*own] or [table.current_target(python)]
     return options.targets_to_build(found)
 
 

@@ -439,14 +439,6 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             refused[response.url.host] = response.status_code
 
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
-    passwords = files.expanded(os.environ.get("NETRC") or "~/.netrc")
-    with contextlib.suppress(OSError):
-        try:
-            passwords.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UserError(
-                f"the file with the passwords of addresses ({passwords}) is no UTF-8"
-            ) from None
     cert, proxy = settings.get("cert"), settings.get("proxy")
     trusted = settings.get("trusted-host", "").split()
     try:

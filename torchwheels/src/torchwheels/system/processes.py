@@ -134,18 +134,13 @@ def explained(error: Exception) -> str:
     path = Path(named)
     # `Path.exists` raises an error below a folder that may not be read.
     there = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
-    if there.stat().st_uid == os.geteuid():
-        return (
-            f"permission denied: {path}: {there} is yours, and its permissions do not allow that: change them "
-            "(`chmod`), or use another folder"
-        )
-    try:
-        owner = there.owner()
-    except KeyError:  # of a container, say
-        owner = f"the user {there.stat().st_uid}"
+    owner = there.stat().st_uid
+    if owner == os.geteuid():
+        way_out = "is yours, and its permissions do not allow that: change them (`chmod`)"
+        return f"permission denied: {path}: {there} {way_out}, or use another folder"
+    way_out = f'run `sudo chown --recursive "$USER" {shlex.quote(str(there))}`'
     return (
-        f"permission denied: {there} belongs to {owner}; run "
-        f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
+        f"permission denied: {there} belongs to the user {owner}; {way_out}, or use another folder"
     )
 
 

