@@ -45,7 +45,7 @@ def test_the_newest_artifact_is_taken(tmp_path: Path, capsys: pytest.CaptureFixt
     assert said == [
         "run download --pattern=wheel-3.11-cpu",
         "run download --pattern=wheel-*",
-        "run download 7 --pattern=wheels --repo=owner/name",
+        "run download 7 --repo=owner/name --pattern=wheels",
     ]
 
 

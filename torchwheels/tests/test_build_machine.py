@@ -19,8 +19,7 @@ import pytest
 
 from forged_wheels import find_nvcc
 from torchwheels import environments
-from torchwheels.build import check_import, links, toolchain
-from torchwheels.environments import virtual
+from torchwheels.build import check_import, steps, toolchain
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
 from torchwheels.system import machines, processes
@@ -360,7 +359,7 @@ def test_tools_are_the_files_of_the_lock_file(
     index = add_to_index(tmp_path, "wheel", "0.45.1", {})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    here = virtual.make(sys.executable, tmp_path / "empty")
+    here = environments.make(sys.executable, tmp_path / "empty")
     with pytest.raises(UserError, match=r"Hash mismatch for `wheel==0\.45\.1`") as error:
         environments.install(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
@@ -447,7 +446,7 @@ def test_an_environment_has_what_is_below_and_does_not_change_that(
         index = add_to_index(tmp_path, "shared", version, {"shared.py": f"version = {version}"})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     variables = environments.clean_variables(tmp_path)
-    base = virtual.make(sys.executable, tmp_path / "base")
+    base = environments.make(sys.executable, tmp_path / "base")
     environments.install(base, ["shared==1"], variables)
     files = sorted(base.site_packages.rglob("*"))
     above = environments.on_top_of(base, tmp_path / "above")
@@ -471,7 +470,7 @@ def test_cmake_of_the_environment_below_finds_its_files(
         )
     monkeypatch.setenv("PIP_INDEX_URL", index)
     variables = environments.clean_variables(tmp_path)
-    base = virtual.make(sys.executable, tmp_path / "base")
+    base = environments.make(sys.executable, tmp_path / "base")
     environments.install(base, ["cmake==1"], variables)
     above = environments.on_top_of(base, tmp_path / "above")
     ask = [above.python, "-c", "import cmake; print(cmake.data)"]
@@ -494,7 +493,7 @@ def test_places_of_torch_are_known_without_their_passwords(
 def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"there is no Python 3\.99 on PATH: install one"):
-        virtual.find_python("3.99")
+        environments.find_python("3.99")
 
 
 def test_python_of_pyenv_is_found_where_another_is_chosen(
@@ -508,7 +507,7 @@ def test_python_of_pyenv_is_found_where_another_is_chosen(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
     monkeypatch.setenv("PYENV_VERSION", "3.99")
     monkeypatch.setattr(sys, "version_info", (3, 99))  # that of the tool
-    found = subprocess.check_output([virtual.find_python(PYTHON), "-V"], text=True)
+    found = subprocess.check_output([environments.find_python(PYTHON), "-V"], text=True)
     assert found.startswith(f"Python {PYTHON}.")
 
 
@@ -734,9 +733,9 @@ def test_what_has_no_code_is_nothing_that_a_linker_made(tmp_path: Path) -> None:
     command = ["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(tmp_path / "x.so")]
     subprocess.run(command, check=True)
     data = (tmp_path / "x.so").read_bytes()
-    assert links.contents(data)
+    assert steps.contents(data)
     # Without where the sections are, and how many.
-    assert links.contents(data[:0x28] + bytes(8) + data[0x30:0x3C] + bytes(4) + data[0x40:]) is None
+    assert steps.contents(data[:0x28] + bytes(8) + data[0x30:0x3C] + bytes(4) + data[0x40:]) is None
 
 
 def test_the_compiler_cache_is_called_alike_by_builds_of_other_targets(tmp_path: Path) -> None:

@@ -360,9 +360,8 @@ def test_a_file_that_is_missing_is_named_and_why(
         ),
         (
             'requires = ["torch<2"]',
-            ": no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can",
+            ": choose a target with such a torch (`torchwheels targets` lists all), or add one by `[[",
         ),
-        ('requires = ["torch>=2.5,<2.8"]', "-cpu-torch2.7 has one"),
         ('requires = ["a b"]', "its build requires 'a b', which is no requirement"),
     ],
 )
@@ -467,9 +466,8 @@ def test_pythons_that_the_target_has_none_of(
     old = dataclasses.replace(target, python="3.11")
     with pytest.raises(UserError) as error:
         build.build_wheel(project.Project(), old, fetched(source), tmp_path / "dist")
-    said = f"its sources are for Python <4,>=3.12, and {old.name} has Python 3.11: 3.1"
+    said = f"its sources are for Python <4,>=3.12, and {old.name} has Python 3.11: choose another"
     assert str(error.value).startswith(said)
-    assert str(error.value).endswith(f"{old.name[4:]} has one")
 
 
 def test_build_requirement_that_torchs_own_requirements_do_not_admit(
@@ -511,18 +509,10 @@ def test_a_table_that_is_no_file_is_not_read(target: Target, tmp_path: Path) -> 
             "has neither a setup.py nor a pyproject.toml in py",
         ),
         (
-            project.Project(subdirectory="../.."),
-            "has neither a setup.py nor a pyproject.toml in ..",
-        ),
-        (
             project.Project(patches=("x.patch",), file=Path("options.toml")),
             "x.patch does not fit these sources",
         ),
         (project.Project(build_requires=("torch<2",)), "its build requires torch<2, and 3."),
-        (
-            project.Project(environment={"ARCHS": "{archs}"}),
-            "sets ARCHS to '{archs}': it may hold {label}, {architectures}, {capabilities}, {sm}, {sm_names}, ",
-        ),
     ],
 )
 def test_options_that_do_not_fit(
@@ -650,20 +640,6 @@ def test_empty_submodules_are_named_where_a_build_fails(
         "; its submodules are empty (third_party/glm, third_party/ops/fmt), so try again once `git "
     )
     assert said in str(error.value)
-
-
-def test_empty_submodules_are_said_before_anything_is_installed(
-    classic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
-    (classic / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/glm\n')
-    monkeypatch.setattr(build, "build_wheel", lambda *_: print("installs"))
-    cli.main(["build", str(classic), f"--dist={tmp_path}", "--backend=local", "--target=3.11-cpu"])
-    first, last = capsys.readouterr().out.splitlines()
-    assert first == (
-        "torchwheels: its submodules are empty (third_party/glm): where its build misses them, `git submodule update "
-        "--init --recursive` fills them, and `git+URL@COMMIT` has them"
-    )
-    assert last == "installs"
 
 
 @pytest.mark.parametrize("root", ["from setuptools import setup\nsetup(name='pure')\n", None])

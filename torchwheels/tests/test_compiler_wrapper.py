@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from torchwheels.build import links, stubs, toolchain
+from torchwheels.build import steps, stubs, toolchain
 from torchwheels.errors import UserError
 from torchwheels.options import releases
 from torchwheels.system import machines
@@ -435,7 +435,7 @@ def test_what_is_linked_is_known_again(commands: Path, tmp_path: Path) -> None:
     """Also where an installation has stripped it, or has given it another RPATH."""
     library = compile(commands, tmp_path, "-shared", "test.cpp")
     left = commands.parent / toolchain.LINKS
-    known = {links.contents(path.read_bytes()) for path in left.iterdir()}
+    known = {steps.contents(path.read_bytes()) for path in left.iterdir()}
     installed = tmp_path / "installed.so"
     shutil.copy(library, installed)
     subprocess.run(["strip", "--strip-unneeded", installed], check=True)
@@ -443,12 +443,12 @@ def test_what_is_linked_is_known_again(commands: Path, tmp_path: Path) -> None:
     assert patchelf is not None
     subprocess.run([patchelf, "--set-rpath", "$ORIGIN/../a/long/way", installed], check=True)
     assert installed.read_bytes() != library.read_bytes()
-    assert links.contents(installed.read_bytes()) in known
+    assert steps.contents(installed.read_bytes()) in known
     (tmp_path / "other.c").write_text("int other() { return 1; }")
     command = ["gcc", "-shared", "-fPIC", "-o", "other.so", "other.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert links.contents((tmp_path / "other.so").read_bytes()) not in known
-    assert links.contents(b"no library") is None
+    assert steps.contents((tmp_path / "other.so").read_bytes()) not in known
+    assert steps.contents(b"no library") is None
 
 
 def test_versions_are_those_of_the_policy() -> None:

@@ -316,7 +316,7 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
     assert [*dist.glob("[!.]*")] == refused
     said = capsys.readouterr().err
     assert ended.value.code == 4
-    assert "does not pass the audit:\n  size: it has 0.02 MB" in said
+    assert "is not fit to publish:\n  size: it has 0.02 MB" in said
     assert said.endswith(f"\n  the wheel is kept as {refused[0]}\n") and said.count("kept as") == 1
     package.write_text("raise RuntimeError('no')")
     with pytest.raises(SystemExit) as ended:

@@ -23,9 +23,8 @@ import pytest
 
 from conftest import ROOT
 from test_variants import Served, _index_torches, _Quiet, do_not_audit, forge_target, published
-from torchwheels import build, cli, sources
+from torchwheels import build, cli, environments, sources
 from torchwheels.build import toolchain
-from torchwheels.environments import virtual
 from torchwheels.errors import BuildError, RefusedError, UserError
 from torchwheels.farm import building, config, wanted
 from torchwheels.farm import published as state
@@ -817,7 +816,7 @@ default = true
     variables.pop("VIRTUAL_ENV", None)
 
     def uv(*words: str) -> str:
-        command = virtual.uv(*words)
+        command = environments.uv(*words)
         done = subprocess.run(command, cwd=app, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -19,7 +19,6 @@ from forged_wheels import made_once
 from torchwheels import environments
 from torchwheels.build import check_import, toolchain
 from torchwheels.build.steps import libraries_of_requirements
-from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import releases
 from torchwheels.system import machines
@@ -271,7 +270,7 @@ def base(shared: Path) -> environments.Environment:
 
 
 def make_base(folder: Path) -> None:
-    packages = virtual.make(sys.executable, folder).site_packages
+    packages = environments.make(sys.executable, folder).site_packages
     info = packages / "torch-2.13.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")

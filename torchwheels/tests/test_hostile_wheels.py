@@ -467,18 +467,6 @@ def test_a_report_that_says_a_spoiled_wheel_passed(forge: Forge) -> None:
         reports.read_reports(path.parent, Project())
 
 
-@pytest.mark.parametrize("label", ["docs", "index.html"])
-def test_a_label_that_is_a_part_of_the_index(forge: Forge, label: str) -> None:
-    forge.make_stable()
-    forge.version = f"1.0+{label}"
-    path = forge.wheel()
-    with pytest.raises(UserError) as error:
-        site.make_site(path.parent, path.parent / "site", Project())
-    assert str(error.value) == (
-        f"{path.name} has the label {label}, which is a part of the index itself: give it another"
-    )
-
-
 def test_torch_is_told_from_names_that_begin_so(forge: Forge) -> None:
     forge.requires = ["Torch==2.13.*", "torchvision>=0.28"]
     path = forge.wheel()

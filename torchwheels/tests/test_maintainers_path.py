@@ -203,16 +203,16 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     forge.requires = []
     wheel, dist = forge.wheel(), tmp_path / "kept"
     kept = dist / f"{wheel.name}.refused"
-    message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
+    message = rf"(?s)is not fit to publish.*the wheel is kept as {re.escape(str(kept))}$"
     with pytest.raises(UserError, match=message), kept_if_refused(wheel, dist):
-        reports.check(reports.audited(wheel, project.Project()))
+        reports.refuse([reports.audited(wheel, project.Project())])
     assert kept.read_bytes() == wheel.read_bytes()
     assert (dist / MARK).is_file()  # which has it count as no sources
     with pytest.raises(UserError, match="there is no wheel in"):
         reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with kept_if_refused(forge.wheel(), dist):
-        reports.check(reports.audited(wheel, project.Project()))
+        reports.refuse([reports.audited(wheel, project.Project())])
     assert [*dist.iterdir()] == [dist / MARK]
 
 
@@ -412,9 +412,7 @@ def test_a_file_system_that_cannot_exchange_folders(
     assert (tmp_path / "site" / "index.html").is_file()
 
 
-def test_index_is_in_no_folder_that_it_copies_or_cannot_replace(
-    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_is_in_no_folder_that_it_copies(forge: Forge, tmp_path: Path) -> None:
     dist = forge.wheel().parent
     (dist / "docs").mkdir()
     (tmp_path / "link").symlink_to(dist / "docs")
@@ -422,10 +420,6 @@ def test_index_is_in_no_folder_that_it_copies_or_cannot_replace(
         with pytest.raises(UserError, match=r"a part of the documentation .*/docs: name a folder"):
             site.make_site(dist, place, project.Project())
     assert not [*(dist / "docs").iterdir()]
-    (tmp_path / "site").mkdir()
-    monkeypatch.setattr(Path, "is_mount", lambda _: True)
-    with pytest.raises(UserError, match=r"^`--site` names .*/site, a mount point, .*: name one in"):
-        site.make_site(dist, tmp_path / "site", project.Project())
 
 
 def test_index_names_the_metadata_of_its_own_copy(
@@ -545,27 +539,6 @@ def test_text_is_text_everywhere(forge: Forge, tmp_path: Path) -> None:
     assert json.loads(report.read_text())["summary"] == "Monte Carlo — in Zürich"
 
 
-def test_names_that_a_build_cannot_write_are_said_to_be_of_the_locale(forge: Forge) -> None:
-    """A build audits in its own process; refused as unfit, the wheel would never be tried again."""
-    forge.files["tinyops/größe.txt"] = b""
-    code = """
-import pathlib, sys
-from torchwheels.audit import reports
-from torchwheels.errors import UserError
-from torchwheels.options import Project
-try:
-    reports._audited(pathlib.Path(sys.argv[1]), Project(), "")
-except UserError as error:
-    print(error.code, error)
-"""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src"), "LC_ALL": "C"}
-    variables |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-c", code, str(wheel := forge.wheel())]
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    said = f"1 {wheel.name} holds names that the locale has no characters for (ascii): set LC_ALL="
-    assert done.stdout.startswith(said)
-
-
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
     file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
     files = [{**file, "filename": "<b>.whl", "requires-python": None}]
@@ -655,8 +628,8 @@ def test_index_refuses_what_failed(
         cli.main(["index", f"--dist={dist}", f"--site={made}"])
     assert error.value.code == RefusedError.code
     said = capsys.readouterr().err
-    assert said.startswith("torchwheels: not fit to publish:\n")
-    assert f"\n  {sound.name}: its tests failed in 3.11-cpu\n" in said
+    assert " is not fit to publish:\n" in said
+    assert f"{sound.name} is not fit to publish:\n  its tests failed in 3.11-cpu\n" in said
     assert f"\n  {spoiled.name}: label: its metadata have the version 1.0+" in said
     assert "record: its RECORD is not right about tinyops/more.py" in said
     assert [*made.iterdir()] == []
@@ -796,7 +769,7 @@ def test_a_wheel_is_audited_by_the_table_of_its_own_project(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         cli.main(["audit", str(wheel)])
-    assert re.search(r"bundled_libraries: .*; size: ", capsys.readouterr().err)
+    assert re.search(r"bundled_libraries: .*\n  size: ", capsys.readouterr().err)
     reports.report_file(wheel).unlink()  # whose table is the one at hand
     (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'own'\n{table}")
     with pytest.raises(SystemExit):
@@ -804,7 +777,7 @@ def test_a_wheel_is_audited_by_the_table_of_its_own_project(
     said = capsys.readouterr().err
     assert "it bundles tinyops.libs/libjpeg.so.8" in said
     assert "over the" not in said
-    reports.check(reports.write_report(wheel, project.load(tmp_path / "other.toml")))
+    reports.refuse([reports.write_report(wheel, project.load(tmp_path / "other.toml"))])
     target = publish(wheel, tmp_path / "out")
     cli.main(["audit", str(target)])
     cli.main(["index", "--dist=out"])

@@ -23,9 +23,9 @@ from variantlib.variants_json import VariantsJson
 
 from conftest import version_of_torch
 from forged_wheels import Forge
+from torchwheels import environments
 from torchwheels.audit import reports
 from torchwheels.audit import rules as audit
-from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.index import kept, site
 from torchwheels.options import project, releases
@@ -219,7 +219,7 @@ class Served:
             variables["NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION"] = driver
         if gpu:
             variables["NV_VARIANT_PROVIDER_FORCE_SM_ARCH"] = gpu
-        command = virtual.uv("pip", "install", *wanted, "--python-version=3.11")
+        command = environments.uv("pip", "install", *wanted, "--python-version=3.11")
         command += ["--python-platform=x86_64-manylinux_2_28", f"--python={sys.executable}"]
         command += [f"--index={self.address}/simple"]
         command += [f"--default-index={self.address}/others/simple"]

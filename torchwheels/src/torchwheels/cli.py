@@ -22,7 +22,7 @@ from torchwheels.audit import reports
 from torchwheels.build import toolchain
 from torchwheels.errors import UserError
 from torchwheels.farm import command as farm_command
-from torchwheels.index import artifacts, kept, make_site
+from torchwheels.index import kept, make_site
 from torchwheels.options import Project, Target, project, schema
 from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.system import X86_64, cache, files, machines, output, processes, scratch
@@ -356,10 +356,24 @@ def differences(first: Path, second: Path) -> list[str]:
 
 
 def _fetch(given: argparse.Namespace) -> None:
+    """Has GitHub's command fetch artifacts: the newest of each, or those of one run."""
     name = given.name or f"wheel-{given.target}"
     files.check_writable(given.dist, "--dist")
-    for path in artifacts.fetch(name, given.repository, given.run_number, given.dist):
-        print(f"torchwheels: fetched {path}")
+    if not shutil.which("gh"):
+        raise UserError(
+            "there is no `gh`, GitHub's command, which hands out artifacts: install it, and run `gh auth login`"
+        )
+    with scratch() as folder:
+        command = ["gh", "run", "download", *filter(None, [given.run_number])]
+        command += [f"--repo={given.repository}"] if given.repository else []
+        done = processes.ask([*command, f"--pattern={name}", f"--dir={folder}"])
+        if done.returncode:
+            raise UserError(
+                f"`gh` cannot fetch {name} ({' '.join(done.stderr.split())}): check the names, and that you may "
+                "read Actions there; GitHub keeps each for some weeks"
+            )
+        for path in kept.merge(sorted(folder.iterdir()), given.dist):
+            print(f"torchwheels: fetched {path}")
 
 
 def _matrix(given: argparse.Namespace) -> None:

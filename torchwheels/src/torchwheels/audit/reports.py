@@ -127,14 +127,6 @@ def write(report: dict[str, Any], path: Path) -> None:
     write_text(report_file(path), as_json(report))
 
 
-def check(report: dict[str, Any]) -> dict[str, Any]:
-    """The report of a wheel that was just built; an error has a line for everything that is wrong with that."""
-    if found := problems(report):
-        lines = "\n  ".join([f"{report['wheel']} does not pass the audit:", *found])
-        raise RefusedError(lines)
-    return report
-
-
 def promised(path: Path, own: Project) -> Project:
     """The options that the wheel is audited by: those of its own project.
 
@@ -199,9 +191,10 @@ def problems(report: dict[str, Any]) -> list[str]:
 
 def refuse(reports: Iterable[dict[str, Any]]) -> None:
     """Raises an error that says of each wheel what speaks against publishing it."""
-    bad = [f"\n  {x['wheel']}: {'; '.join(found)}" for x in reports if (found := problems(x))]
-    if bad:
-        raise RefusedError(f"not fit to publish:{''.join(bad)}")
+    refused = {x["wheel"]: found for x in reports if (found := problems(x))}
+    said = ["\n  ".join([f"{x} is not fit to publish:", *found]) for x, found in refused.items()]
+    if said:
+        raise RefusedError("\n".join(said))
 
 
 def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -54,10 +53,6 @@ def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
             found[rule.__name__] = [*rule(wheel, expectation)] if has_some else [NO_LIBRARY]
         # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
         except Exception as error:
-            if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
-                lacks = f"the locale has no characters for ({sys.getfilesystemencoding()})"
-                way_out = "set LC_ALL=C.UTF-8"
-                raise UserError(f"{wheel.path.name} holds names that {lacks}: {way_out}") from None
             found[rule.__name__] = [f"it cannot be checked: {type(error).__name__}: {error}"]
     return found
 

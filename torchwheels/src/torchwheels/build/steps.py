@@ -1,10 +1,12 @@
 """Builds a wheel against the target's torch, from a copy of the sources, which are not modified."""
 
 import dataclasses
+import fnmatch
 import functools
+import hashlib
 import importlib.metadata
+import io
 import json
-import operator
 import os
 import platform
 import resource
@@ -13,8 +15,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -22,13 +27,13 @@ from packaging.version import InvalidVersion, Version
 
 from torchwheels import environments, wheel
 from torchwheels.audit import reports
-from torchwheels.build import check_import, links, toolchain
+from torchwheels.build import check_import, toolchain
 from torchwheels.build.backend import opened
 from torchwheels.build.workplace import Workplace, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
-from torchwheels.options import Project, Target, numbers, releases
+from torchwheels.options import Project, Target, preset, releases
 from torchwheels.sources import Fetched, pythons_of
 from torchwheels.system import cache, processes, scratch
 from torchwheels.wheel import Wheel, finish, variants
@@ -124,7 +129,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
             "folder of these sources the option `subdirectory`, and one that compiles when it is used, or is of "
             "Python alone, no wheel for each torch: `pip wheel` makes its one"
         )
-    links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
+    _check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     tools = place.compiler.version, place.toolkit.version if place.toolkit else None
     architectures = place.project.architectures(place.target)
     used = finish.Used(place.target, architectures, place.source.origin, *tools)
@@ -137,7 +142,8 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
         report = reports.of(finished, place.project.expectation(place.target))
-        reports.write(reports.check(report), finished.path)
+        reports.refuse([report])
+        reports.write(report, finished.path)
     return finished
 
 
@@ -170,6 +176,41 @@ def _requirement(line: str, of: str) -> Requirement:
         return Requirement(line)
     except InvalidRequirement:
         raise BuildError(f"{of} requires {line!r}, which is no requirement") from None
+
+
+# Neither `strip` nor a new RPATH changes these; each library has the first.
+_CONTENTS = (".text", ".rodata", ".data", ".nv_fatbin")
+
+
+def _check_linked(found: Wheel, links: Path, project: Project) -> None:
+    """Raises an error where the wheel has a library that no compiler of the build linked.
+
+    Each of those left a copy of what it linked in the folder `links`.
+    """
+    linked = {contents(path.read_bytes()) for path in links.iterdir()} - {None}
+    for name in found.libraries:
+        file = PurePosixPath(name).name
+        allowed = any(fnmatch.fnmatchcase(file, each) for each in project.allow_libraries)
+        if contents(found.files[name]) not in linked and not allowed:
+            settings = preset(found.name).get("environment", {})
+            switch = " and ".join(f'{key} = "{value}"' for key, value in settings.items())
+            raise BuildError(
+                f"no compiler of this build linked {name} (all linked {len(linked)} files): its setup has "
+                f"fetched or copied it; set {switch or 'what makes it compile (often NAME_FORCE_BUILD)'} "
+                "in `environment` of [tool.torchwheels], or name the library in `allow-libraries`"
+            )
+
+
+def contents(data: bytes) -> str | None:
+    """Hashes of what a linker put together; None where that is no library."""
+    try:
+        elf: Any = ELFFile(io.BytesIO(data))
+        if elf.get_section_by_name(".text") is None:
+            return None
+        sections = [elf.get_section_by_name(name) for name in _CONTENTS]
+        return str([x and hashlib.sha256(x.data()).hexdigest() for x in sections])
+    except (ELFError, ValueError, KeyError):
+        return None
 
 
 def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
@@ -235,20 +276,11 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
         )
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
-        found = _targets_like(project, target, "torch", "label", "machine")
-        like = [x for x in found if x.is_of(pythons)]
-        like.sort(key=lambda x: (x.python != x.python_version, numbers(x.python_version)))
-        advice = f"{like[0].name} has one" if like else f"no target with torch {target.torch} has"
         raise UserError(
-            f"its sources are for Python {pythons}, and {target.name} has Python {target.python}: {advice}"
+            f"its sources are for Python {pythons}, and {target.name} has Python {target.python}: choose another "
+            "target (`torchwheels targets` lists all)"
         )
     return folder
-
-
-def _targets_like(project: Project, target: Target, *same: str) -> list[Target]:
-    """All targets in which these parts are the same."""
-    kind = operator.attrgetter(*same)
-    return [x for x in project.releases.targets if kind(x) == kind(target)]
 
 
 def _install(place: Workplace, said: Iterable[str]) -> None:
@@ -265,15 +297,10 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         elif requirement.marker and not requirement.marker.evaluate(here):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
-            like = _targets_like(place.project, place.target, "python", "label", "machine")
-            found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
-            none = (
-                "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "
-                "sources ask for less"
-            )
-            advice = [none, *found][-1]
             raise UserError(
-                f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: {advice}"
+                f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: choose a "
+                "target with such a torch (`torchwheels targets` lists all), or add one by "
+                "`[[tool.torchwheels.releases]]`, or have `patches` ask for less"
             )
     # What wants another torch is refused. But what torch itself requires to run need not be what a build wants:
     # many ask for an older setuptools.

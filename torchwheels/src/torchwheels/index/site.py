@@ -38,7 +38,6 @@ Listings: TypeAlias = dict[str, dict[str, list[Json]]]
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _HEAD = Path(__file__).with_name("head.html")
-_PARTS = ("index.html", "simple", "wheels", "docs")
 _SECTION = """<h2>{name}</h2>
 {variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
@@ -69,9 +68,6 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     projects: dict[str, list[Json]] = {}
     found = audit.read_reports(dist, own)
     for report in sorted(found, key=lambda x: Version(x["version"])):
-        if label(report) in _PARTS:
-            has = f"has the label {label(report)}, which is a part of the index itself"
-            raise UserError(f"{report['wheel']} {has}: give it another")
         report["yanked"] = why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
     with replaced(site) as new:
@@ -155,10 +151,6 @@ def _check_replaceable(site: Path, new: Path) -> None:
         raise UserError(
             f"{site} holds {other}, which no index of torchwheels has written: name another folder (`--site`), "
             "or take it away"
-        )
-    if site.is_mount():
-        raise UserError(
-            f"`--site` names {site}, a mount point, whose place no other folder can take: name one in it"
         )
     for wheel in new.glob("wheels/*.whl"):
         earlier = site / "wheels" / wheel.name

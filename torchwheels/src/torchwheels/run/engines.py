@@ -75,16 +75,12 @@ def find_engine() -> Engine:
 def _explained(where: str, said: str) -> str:
     """Why no engine answers there."""
     socket = Path(where.partition("://")[2])
-    if not where.startswith("unix:"):
+    if not where.startswith("unix:") or (socket.is_socket() and os.access(socket, os.W_OK)):
         return f"{where}: {said}"
     if not socket.is_socket():
         return f"there is no socket {socket}"
-    if os.access(socket, os.W_OK):
-        return f"{socket}: {said}"
-    return (
-        f"{socket} is open to the group {socket.group()}: run "
-        f'`sudo usermod --append --groups {socket.group()} "$USER"` and log in again'
-    )
+    way_out = f'run `sudo usermod --append --groups {socket.group()} "$USER"` and log in again'
+    return f"{socket} is open to the group {socket.group()}: {way_out}"
 
 
 @contextlib.contextmanager

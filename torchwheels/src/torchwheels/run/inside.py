@@ -5,7 +5,6 @@ A step answers in JSON on standard output; all that is printed meanwhile goes to
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import traceback
@@ -22,7 +21,6 @@ from torchwheels.system import DEBUG, processes
 
 JOB, SOURCE, OPTIONS, DIST = "/job.json", "/source", "/options", "/dist"
 TESTS, RESULTS = "/tmp/tests", "/tmp/results"  # podman makes / read only without capabilities
-_LEAST = 10**8  # bytes that are free where a disk is not full
 
 
 def main() -> None:
@@ -36,9 +34,7 @@ def main() -> None:
             if os.environ.get(DEBUG):
                 traceback.print_exc()
             code = error.code if isinstance(error, UserError) else 1
-            full = shutil.disk_usage("/").free < _LEAST
-            why = "; the disk of the engine is full: `docker system df` shows what fills it"
-            said = {"error": processes.explained(error) + (why if full else "")}
+            said = {"error": processes.explained(error)}
         json.dump(said, answer)
     sys.exit(code)
 

@@ -8,13 +8,12 @@ in containers (containers.py), which do the same steps there. A finished wheel i
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchwheels import build, sources
+from torchwheels import build
 from torchwheels.build import toolchain
 from torchwheels.errors import TestsError, UserError
 from torchwheels.index import kept
@@ -107,14 +106,7 @@ def run(order: Order) -> list[Path]:
         for command in dict.fromkeys(task.options.before_all for task in wanted):
             if command:
                 build.before_all(command, order.source.folder)
-    try:
-        outcomes = [order.build(task) for task in tasks]
-    except KeyboardInterrupt:
-        ready = [x.target.name for x in tasks if order.keep and kept.find(order.dist, x.digest)]
-        if ready:
-            has = f"{order.dist} has the wheels of {', '.join(ready)}"
-            print(f"torchwheels: {has}: the same command goes on with the others", file=sys.stderr)
-        raise
+    outcomes = [order.build(task) for task in tasks]
     if len(tasks) > 1 or not wanted:
         for outcome in outcomes:
             print(f"torchwheels: {outcome}", flush=True)
@@ -156,7 +148,7 @@ def _check(outcomes: Sequence[Task]) -> None:
 
 
 def _announce(order: Order, wanted: Sequence[Task]) -> None:
-    """Says which options are not the user's own, and which submodules are empty."""
+    """Says which options are not the user's own."""
     name = order.source.name
     said: dict[str, None] = {}
     for task in wanted:
@@ -170,9 +162,3 @@ def _announce(order: Order, wanted: Sequence[Task]) -> None:
     for each in said:
         why = "(a preset; [tool.torchwheels] overrides it)"
         print(f"torchwheels: {name} is built with {each} {why}", flush=True)
-    if wanted and (empty := sources.empty_submodules(order.source.folder)):
-        what = f"its submodules are empty ({', '.join(empty)}): where its build misses them"
-        way_out = (
-            "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them"
-        )
-        print(f"torchwheels: {what}, {way_out}", flush=True)

@@ -118,10 +118,6 @@ def explained(error: Exception) -> str:
         command = shlex.join(map(str, error.cmd))
         said = error.stderr.strip() if isinstance(error.stderr, str) else ""
         return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
-    if error.args and isinstance(error.args[0], list):  # shutil's, of what cannot be copied
-        source, _, why = error.args[0][0]
-        named = "" if source in why else f": {source}"
-        return f"{len(error.args[0])} files cannot be copied, the first because of {why}{named}"
     if not isinstance(error, OSError):
         return str(error)
     # Where there are two, of a copy or another name, the first is that of what is there already.
