@@ -10,7 +10,7 @@ import pytest
 
 from test_building import fetched
 from torchwheels import build, environments
-from torchwheels.build import toolchain, workplace
+from torchwheels.build import backend, toolchain
 from torchwheels.options import project, releases
 from torchwheels.wheel.contents import read
 
@@ -70,7 +70,7 @@ def test_kernel_is_compiled_once(
     if cache == "ccache" and not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     monkeypatch.setattr(toolchain, "find_launcher", CACHES[cache])
-    monkeypatch.setattr(workplace, "_compiler_cache", lambda _: tmp_path / "compiled")
+    monkeypatch.setattr(backend, "_compiler_cache", lambda _: tmp_path / "compiled")
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0")
     monkeypatch.delenv("CCACHE_DIR", raising=False)
     source = make_project(tmp_path / "source")

@@ -492,7 +492,7 @@ def test_compiler_of_another_machine_that_is_missing(
     with pytest.raises(UserError) as error:
         toolchain.host_compiler(other)
     assert str(error.value) == (
-        f"there is no C++ compiler {other.triplet}-g++ on PATH: install one, e.g. "
+        f"there is no C or C++ compiler {other.triplet}-gcc on PATH: install one, e.g. "
         f"`apt-get install {other.package}`"
     )
 

@@ -306,5 +306,7 @@ def test_errors_of_a_pyproject_name_what_is_wrong(
 
 
 def test_error_of_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no .*none\.toml: `--config` names a TOML file"):
+    with pytest.raises(
+        UserError, match=r"none\.toml cannot be read \(No such .*: `--config` names"
+    ):
         project.load(tmp_path / "none.toml")

@@ -370,7 +370,7 @@ def test_python_tag_that_promises_too_much(
         ),
         (
             "torch_of_nowhere",
-            "which no torch up to 2.15 has in its list of stable functions",
+            "which torch 2.15 does not list as stable",
         ),
     ],
     ids=["too new", "unknown"],

@@ -145,7 +145,7 @@ def test_a_variant_beside_its_wheel_is_not_left_out_in_silence(tmp_path: Path) -
     flat = variant.rename(tmp_path / variant.name)
     with pytest.raises(UserError) as caught:
         reports.read_reports(tmp_path, project.Project())
-    said = f"{flat} is the variant of a wheel: it belongs into {tmp_path / 'variants'}"
+    said = f"{flat} is a wheel's variant: it belongs into {tmp_path / 'variants'}"
     assert str(caught.value) == said
     flat.rename(variant)
     (found,) = reports.read_reports(tmp_path, project.Project())

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import fnmatch
 import functools
 import json
@@ -31,9 +30,6 @@ from torchwheels.wheel import wheels_in
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
 """The variable that says for which GPU architectures builds compile."""
 
-# How alike an option of `test` must be that is misspelt, of 1: pytest has none over 0.63.
-_ALIKE, _MISSPELT = 0.8, ("--backend", "--dist", "--config", "--require-gpu")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
@@ -45,11 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = [re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]]
     parser = _parser()
     given, others = parser.parse_known_args(own)
-    names = [x.partition("=")[0] for x in others]
-    near = [y for x in names for y in difflib.get_close_matches(x, _MISSPELT, 1, _ALIKE)]
-    if others and (given.run != _test or near):
-        said = f": did you mean {near[0]}?" if near else ""
-        parser.error(f"unrecognized arguments: {' '.join(others)}{said}")
+    if others and given.run != _test:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     if given.run != _test and any(re.fullmatch("(--[^=]+=)?", word) for word in own):
         parser.error("an argument is empty: name something, or leave it out")
     given.arguments = [*others, *words[end + 1 :]]
@@ -234,9 +227,6 @@ def _build_for_own_gpu(target: Target) -> None:
 
 def _check_before(given: argparse.Namespace) -> None:
     """Raises an error for what would else end a build once it has compiled everything."""
-    if given.dist.resolve() == Path(given.source).resolve():
-        way_out = "name one in it, such as dist"
-        raise UserError(f"`--dist` names {given.dist}, the folder of the sources: {way_out}")
     files.check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")

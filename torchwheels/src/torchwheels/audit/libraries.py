@@ -145,9 +145,7 @@ def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 f"torch{expectation.torches} is promised"
             )
         if unknown := [symbol for symbol in stable if symbol not in first]:
-            yield (
-                f"{name} uses {_some(unknown)}, which no torch up to {newest} has in its list of stable functions"
-            )
+            yield f"{name} uses {_some(unknown)}, which torch {newest} does not list as stable"
         # What the oldest list has may be older.
         listed = [symbol for symbol in stable if first.get(symbol, oldest) != oldest]
         newer = [x for x in listed if numbers(first[x]) > numbers(promised[0])]
@@ -189,15 +187,14 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     else:
         for name, code in found.items():
             names = [each.removesuffix("+PTX") for each in wanted]
-            lacking = [
-                x for x in names if not any(releases.runs_on(y, x) for y in code.machine_code)
-            ]
+            made = code.machine_code
+            lacking = [x for x in names if not any(releases.runs_on(y, x) for y in made)]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
             for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
             others = [x for x in ptx if x not in code.ptx]
-            made = [x for x in others if any(y <= numbers(x.rstrip("af")) for y in for_newer)]
-            lacking += [f"{x} as PTX" for x in others if x not in made]
+            old = [x for x in others if not any(y <= numbers(x.rstrip("af")) for y in for_newer)]
+            lacking += [f"{x} as PTX" for x in old]
             if lacking:
                 yield (
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "

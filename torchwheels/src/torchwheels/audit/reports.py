@@ -206,9 +206,7 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     wheels = wheel.wheels_in(dist)
     # As a flat copy of a site has them: left out in silence, they would be gone from the next site.
     for path in sorted({*dist.glob("*.whl")} - {*wheels}):
-        raise UserError(
-            f"{path} is the variant of a wheel: it belongs into {dist / variants.FOLDER}"
-        )
+        raise UserError(f"{path} is a wheel's variant: it belongs into {dist / variants.FOLDER}")
     found = [write_report(path, promised(path, own)) for path in wheels]
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")

@@ -1,21 +1,159 @@
-"""Runs the build backend of a project, and explains its failures."""
+"""The workplace of a build, and the project's build backend, which runs there: its failures are explained."""
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from build import BuildBackendException, BuildException, ProjectBuilder
 
-from torchwheels import sources
-from torchwheels.build.workplace import Workplace
-from torchwheels.errors import UserError
-from torchwheels.options import Project
+from torchwheels import environments, sources
+from torchwheels.build import toolchain
+from torchwheels.environments import Environment
+from torchwheels.errors import BuildError, UserError
+from torchwheels.options import Project, Target, Values, project
+from torchwheels.sources import Fetched
 from torchwheels.system import cache, output, processes
+
+_SINCE_1980 = "315532800"  # the oldest time that a zip file can name
+
+# Builds take the wrappers, whatever the folder in which Python's settings have a compiler, and link with nothing else
+# that these settings say, such as where this machine's Python is. torch would call a compiler cache, which takes each
+# build's wrappers for other compilers.
+_COMPILERS = {
+    "CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared",
+    "TORCH_NO_COMPILER_WRAPPER": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A build of one target: its folder, environments and compilers."""
+
+    project: Project
+    target: Target
+    work: Path
+    base: Environment
+    """Has the target's torch, and is kept for other builds."""
+    environment: Environment
+    """Stands upon it, and is this build's own."""
+    compiler: toolchain.HostCompiler
+    toolkit: toolchain.CudaToolkit | None
+    source: Fetched
+    fresh: bool
+
+    @property
+    def finished(self) -> Path:
+        """Its wheel, once that is compiled."""
+        (found,) = (self.work / "finished").glob("*.whl")
+        return found
+
+    @property
+    def driver(self) -> Path:
+        """What it links with as CUDA's driver."""
+        return self.work / "driver" / "libcuda.so"
+
+    @property
+    def variables(self) -> Path:
+        """The file with the variables of all that runs in it."""
+        return self.work / "variables.json"
+
+    @property
+    def home(self) -> Path:
+        """The home folder of all that runs in the build."""
+        return self.work / "home"
+
+    def failed(self, why: object) -> BuildError:
+        """The error that says why."""
+        return BuildError(f"{self.target.name} failed: {why}")
+
+
+def variables_of(place: Workplace) -> dict[str, str]:
+    """The variables of the build, and what they name: wrappers, links, what each Python runs first."""
+    target, toolkit, work = place.target, place.toolkit, place.work
+    prefixes = {
+        Path(sys.base_prefix): "/python",
+        place.base.folder: "/environment",
+        place.environment.folder: "/environment",
+        **({toolkit.home: "/cuda"} if toolkit else {}),
+        place.home: "/tmp",
+        work / "source": ".",
+    }
+    launcher = toolchain.find_launcher(place.base.folder / "bin", work)
+    compilers = work / "compilers"
+    commands = [
+        toolchain.make_wrappers(compilers, place.compiler, prefixes, launcher),
+        place.environment.folder / "bin",
+        place.base.folder / "bin",
+        *([toolkit.home / "bin"] if toolkit else []),
+        *toolchain.common_path(work),
+    ]
+    usual = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
+    jobs = str(toolchain.parallel_jobs(place.project.memory_per_job or usual))
+    variables = {
+        **toolchain.cache_variables(_compiler_cache(place), work),
+        **environments.clean_variables(place.home),
+        **_COMPILERS,
+        "PATH": os.pathsep.join(map(str, commands)),
+        "MAX_JOBS": jobs,
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
+        "FORCE_CUDA": "1" if toolkit else "0",
+    }
+    if place.fresh:
+        variables |= {"CCACHE_RECACHE": "1", "SCCACHE_RECACHE": "1"}
+    if toolkit:
+        variables |= toolchain.nvcc_variables(compilers, toolkit, launcher)
+        named = place.project.architectures(target)
+        variables |= {
+            "CUDA_HOME": str(toolkit.home),
+            "CUDAToolkit_ROOT": str(toolkit.home),
+            "CUDAARCHS": ";".join(map(project.cmake_architecture, named)),
+            "LIBRARY_PATH": f"{toolkit.home / 'lib64'}{os.pathsep}{place.driver.parent}",
+        }
+    else:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    _write_start(place)
+    return variables | place.project.variables(values_of(place, variables))
+
+
+def _compiler_cache(place: Workplace) -> Path:
+    """The project's own, wherever its sources lie: a copy of them finds there what was compiled of the first."""
+    return cache.use(cache.place() / "compiled") / (place.source.name or "unnamed")
+
+
+def _write_start(place: Workplace) -> None:
+    """Has each Python of the build run start_of_python.py first."""
+    name = "torchwheels_start"
+    start = place.environment.site_packages / f"{name}.py"
+    shutil.copyfile(toolchain.WRAPPERS / "python" / "start_of_python.py", start)
+    cuda = place.target.cuda
+    named = place.project.architectures(place.target)
+    pretended = named[-1].removesuffix("+PTX") if cuda and named else None
+    own = place.project.variables(project.values_of(place.target))
+    settings = {
+        "hide-toolkit": cuda is None,
+        "pretend-gpu": pretended if place.project.pretend_gpu else None,
+        "architectures": own["TORCH_CUDA_ARCH_LIST"],
+        "gencode": [*project.gencode(named)] if cuda else [],
+    }
+    start.with_suffix(".json").write_text(json.dumps(settings))
+    start.with_suffix(".pth").write_text(f"import {name}\n")
+
+
+def values_of(place: Workplace, variables: Mapping[str, str]) -> Values:
+    """What the options of the project are filled in with."""
+    given = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
+    return project.values_of(place.target, *given, place.source.origin)
+
 
 # A line for each file, of setuptools and wheel; and what torch warns of in every build without a GPU or NumPy.
 _CHATTER = (
@@ -51,10 +189,8 @@ def opened(
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         builder = ProjectBuilder(folder, str(place.environment.python), run)
-    except ValueError as error:  # of `backend-path`
+    except (BuildException, ValueError) as error:  # the latter of `backend-path`
         raise place.failed(f"its [build-system]: {error}") from None
-    except BuildException as error:
-        raise place.failed(error) from None
     try:
         yield builder
     except BuildBackendException as error:
@@ -65,7 +201,8 @@ def opened(
         traceback = getattr(error.exception, "traceback", "")
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)
-        why = _lacking(place, last + traceback) or _explain(last + traceback, variables["MAX_JOBS"])
+        printed = last + traceback
+        why = _left_out(place, printed) or _explain(printed, variables["MAX_JOBS"])
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
@@ -82,47 +219,28 @@ def too_long(project: Project) -> str:
     )
 
 
-# Of ninja, sccache and GCC, where a file that is to be compiled is not there; and an included one.
-_NO_SOURCE = re.compile(
+# Of ninja, sccache and GCC, where a file is not there that is to be compiled or included.
+_MISSING = re.compile(
     r"ninja: error: '(.+?)', needed by .*missing and no known rule"
-    r"|while hashing the input file '(.+?)'|cc1\w*: fatal error: (\S+): No such file"
+    r"|while hashing the input file '(.+?)'|fatal error: (\S+): No such file"
 )
-_NO_HEADER = re.compile(r"fatal error: (\S+): No such file")
 
 
-def _lacking(place: Workplace, printed: str) -> str:
-    """What to say where a file of the project is missing: why the copy of the sources lacks it, if that is known."""
-    copy, original = place.work / "source", Path(place.source.project or "/none")
-    if found := _NO_SOURCE.search(printed):
-        name = next(filter(None, found.groups()))
-        path = Path(os.path.normpath(copy / place.project.subdirectory / name))
-        if not path.is_relative_to(copy):
-            why = (
-                f"{os.path.relpath(path, copy)} lies outside of the folder that is built: build the folder that holds "
-                "both, where `--subdirectory` says which part is the project"
-            )
-            return why if path.is_relative_to(cache.place()) else ""
-    elif found := _NO_HEADER.search(printed):
-        ends = (x.relative_to(original) for x in original.rglob(Path(found[1]).name))
-        names = (x for x in ends if f"/{x}".endswith(f"/{found[1]}"))
-        path = next((copy / x for x in names if not (copy / x).exists()), copy)
-    else:
+def _left_out(place: Workplace, printed: str) -> str:
+    """What to say where a file is missing that the folder of the sources has, and their copy has not."""
+    if not (found := _MISSING.search(printed)):
         return ""
-    file = path.relative_to(copy)
-    lacks = f"its sources lack the file {file}"
-    if path.is_symlink():
-        return f"{lacks}, a link out of their folder ({path.readlink()}): put the file itself there"
-    if path == copy:
-        return ""
-    if (original / file).exists() and not (place.source.folder / file).exists():
-        if (original / ".git").exists():
-            return f"{lacks}, which git ignores: add it all the same (`git add --force {file}`)"
-        way_out = f"rename the folder {file.parts[0]}"
-        return f"{lacks}, which lies where builds leave their own: {way_out}"
-    return (
-        f"{lacks}: an archive on PyPI may be incomplete, so build those of its repository (`git+URL@COMMIT`), and of a "
-        "folder git's are taken"
-    )
+    name, original = next(filter(None, found.groups())), Path(place.source.project or "/none")
+    for file in original.rglob(Path(name).name):
+        own = file.relative_to(original)
+        is_meant = f"/{own}".endswith(f"/{name}") or name.endswith(f"/{own}")
+        if is_meant and not (place.source.folder / own).exists():
+            lacks = f"its sources lack the file {own}"
+            if file.is_symlink():
+                return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"
+            why = "which git ignores, or which lies where builds leave their own"
+            return f"{lacks}, {why}: add it all the same (`git add --force {own}`)"
+    return ""
 
 
 def _explain(printed: str, jobs: str) -> str:

@@ -28,8 +28,7 @@ from packaging.version import InvalidVersion, Version
 from torchwheels import environments, wheel
 from torchwheels.audit import reports
 from torchwheels.build import check_import, toolchain
-from torchwheels.build.backend import opened
-from torchwheels.build.workplace import Workplace, values_of, variables_of
+from torchwheels.build.backend import Workplace, opened, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
@@ -271,9 +270,7 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
         raise UserError(f"the source has {lacks}: {way_out}")
     table = folder / "pyproject.toml"
     if table.exists() and not table.is_file():  # it may have no end
-        raise UserError(
-            f"the {table.relative_to(sources.resolve())} of the source is no plain file"
-        )
+        raise UserError(f"the {table.name} of the source is no plain file")
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
         raise UserError(

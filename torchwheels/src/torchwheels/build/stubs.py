@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torchwheels.system import Machine, machines, scratch
 from torchwheels.wheel import linux
+from torchwheels.wheel.linux import Symbols
 
 # What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
 # library where it was.
@@ -32,51 +33,44 @@ NEWER_GLIBC = Path(__file__).parent / "wrappers" / "c"
 """Sources of what newer headers ask for, written with what the oldest glibc has."""
 
 
-def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
-    """Makes the stubs, by the names that the linker looks for: `libm.so` and so on.
+@functools.cache
+def stubs(compiler: str, manylinux: str, machine: Machine) -> dict[Path, bytes]:
+    """The files of the stubs, by the names that the linker looks for: `libm.so` and so on.
 
     `compiler` is one for `machine`. Beside them are libnewer_glibc.a, and in `include` a header that comes before the
-    system's.
+    system's. They are made once for all builds of a process.
     """
-    for name, data in _stubs(compiler, manylinux, machine).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-@functools.cache
-def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[Path, bytes]:
-    """The files of the stubs: made once for all builds of a process."""
-    with scratch() as folder:
-        _compile_stubs(folder, compiler, manylinux, machine)
-        return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
-
-
-def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
     allowed = linux.allowed_versions(manylinux, machine)
     found = _symbols(allowed, machine)
     vectors = "libmvec.so.1"
     newer = linux.versions(vectors, machine).keys() - found[vectors].keys()
-    _hide_vector_functions(folder / "include", newer)
-    for name, symbols in found.items():
-        stub = folder / f"{name.partition('.so')[0]}.so"
-        lines = []
-        members: dict[str, list[str]] = {}
-        for symbol, (version, kind) in sorted(symbols.items()):
-            section, type = _DATA.get(kind, _FUNCTION)
-            lines.append(f"{section}\n.globl {symbol}\n.type {symbol}, {type}\n{symbol}: .zero 1\n")
-            members.setdefault(version, []).append(symbol)
-        script = stub.with_suffix(".map")
-        versions = (f"{x} {{ {'; '.join(y)}; }};\n" for x, y in sorted(members.items()))
-        script.write_text("".join(versions))
-        flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
-        if symbols:  # an empty script is an error
-            flags.append(f"-Wl,--version-script={script}")
-        command = [compiler, *flags, "-o", str(stub), "-x", "assembler", "-"]
-        subprocess.run(command, input="".join(lines), text=True, check=True)
-    _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
+    with scratch() as folder:
+        _hide_vector_functions(folder / "include", newer)
+        for name, symbols in found.items():
+            _make_stub(name, symbols, folder, compiler)
+        _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
+        return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
 
-def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, dict[str, tuple[str, str]]]:
+def _make_stub(name: str, symbols: Symbols, folder: Path, compiler: str) -> None:
+    """Makes the stub of the library `name` in `folder`."""
+    stub, lines = folder / f"{name.partition('.so')[0]}.so", []
+    members: dict[str, list[str]] = {}
+    for symbol, (version, kind) in sorted(symbols.items()):
+        section, type = _DATA.get(kind, _FUNCTION)
+        lines.append(f"{section}\n.globl {symbol}\n.type {symbol}, {type}\n{symbol}: .zero 1\n")
+        members.setdefault(version, []).append(symbol)
+    script = stub.with_suffix(".map")
+    versions = (f"{x} {{ {'; '.join(y)}; }};\n" for x, y in sorted(members.items()))
+    script.write_text("".join(versions))
+    flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
+    if symbols:  # an empty script is an error
+        flags.append(f"-Wl,--version-script={script}")
+    command = [compiler, *flags, "-o", str(stub), "-x", "assembler", "-"]
+    subprocess.run(command, input="".join(lines), text=True, check=True)
+
+
+def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, Symbols]:
     """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
     others = {each.loader for each in machines.MACHINES.values() if each != machine}
     names = [library for library in linux.LIBRARIES if library not in others]

@@ -44,10 +44,8 @@ def read_toolkit(home: Path) -> CudaToolkit:
         way_out = "set it to the folder of a CUDA toolkit, or unset it"
         raise UserError(f"CUDA_HOME is {home}, but there is no {nvcc}: {way_out}")
     output = processes.ask([nvcc, "--version"], check=True).stdout
-    found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
-    if found is None:
-        raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
-    return CudaToolkit(home, found[1])
+    (version,) = re.findall(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
+    return CudaToolkit(home, version)
 
 
 def pip_toolkit(target: Target) -> tuple[str, ...]:
@@ -57,11 +55,9 @@ def pip_toolkit(target: Target) -> tuple[str, ...]:
     major = numbers(target.cuda.version)[0]
     if major >= 13:  # pip's wheels of CUDA 12 hold no nvcc
         return (releases.load().toolkit,)
-    home = os.environ.get("CUDA_HOME")
-    found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
     raise UserError(
-        f"{target.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
-        f"CUDA_HOME to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
+        f"{target.name} needs a CUDA {major} compiler, and CUDA_HOME ({os.environ.get('CUDA_HOME')}) names none: set "
+        f"it to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
         f"{target.image} with `--backend docker`"
     )
 
@@ -157,10 +153,6 @@ class HostCompiler:
 def host_compiler(machine: Machine) -> HostCompiler:
     """gcc and g++ for `machine`, where PATH has them."""
     cc, cxx = machine.compiler("gcc"), machine.compiler("g++")
-    if cc is None or cxx is None:
-        lacking = "g++" if machine.is_here else f"{machine.triplet}-g++"
-        way_out = f"`apt-get install {'g++' if machine.is_here else machine.package}`"
-        raise UserError(f"there is no C++ compiler {lacking} on PATH: install one, e.g. {way_out}")
     said = processes.ask([cxx, "--version"], check=True).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
@@ -190,7 +182,10 @@ def make_wrappers(
     is called through.
     """
     baseline = folder / "baseline"
-    stubs.make_stubs(baseline, compiler.cc, releases.load().manylinux, compiler.machine)
+    made = stubs.stubs(compiler.cc, releases.load().manylinux, compiler.machine)
+    for file, data in made.items():
+        (baseline / file).parent.mkdir(parents=True, exist_ok=True)
+        (baseline / file).write_bytes(data)
     commands = folder / "bin"
     commands.mkdir()
     (folder / LINKS).mkdir()

@@ -134,9 +134,7 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
         for file in (x for x in sorted(part.rglob("*")) if not x.is_dir() and x.name != MARK):
             if not file.is_file():
-                raise UserError(
-                    f"{file} is no file, or a link to none: take it away, or fetch what it was"
-                )
+                raise UserError(f"{file} is no file, or a link to none: take it away, or fetch it")
             name = file.relative_to(part)
             there = copied.get(dist / name, dist / name)
             anew = _MADE_ANEW.fullmatch(str(name)) and there.is_file()
@@ -146,9 +144,6 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
                     "the older one, or give one of their targets a label of its own, or leave it out"
                 )
             copied[dist / name] = file
-    for there in {above for each in copied for above in each.parents}:
-        if there in copied or there.is_file():
-            raise RefusedError(f"{there} is a file here and a folder there: leave one of them out")
     return [copy_whole(file, there) for there, file in copied.items()]
 
 

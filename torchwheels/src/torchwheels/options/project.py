@@ -332,8 +332,6 @@ def read_file(file: Path, expected: str) -> dict[str, Any]:
     """What a TOML file says; an error says what is `expected` where there is none."""
     try:
         found: dict[str, Any] = msgspec.toml.decode(file.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"there is no {file}: {expected}") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): {expected}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -218,8 +218,7 @@ def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> 
             raise UserError(
                 f"`{command[0]} build` of the toolchain of {target.name} ended with exit code {done.returncode}: the "
                 f"messages above say why; it wants the base image {base_image(target)} (TORCHWHEELS_BASE_IMAGE names "
-                f"another one), and an engine that runs programs for {target.machine.docker} (DOCKER_HOST or a context "
-                "names one, and `docker run --privileged --rm tonistiigi/binfmt --install all` has one emulate them)"
+                f"another one), and an engine that runs programs for {target.machine.docker}"
             )
         return number.read_text().strip()
 

@@ -33,9 +33,7 @@ def own() -> Path:
             f"TORCHWHEELS_CACHE names {place()}, which cannot be made ({error.strerror}): name another folder"
         ) from None
     others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
-    if MARK in others:
-        return folder
-    if others:
+    if others and MARK not in others:
         raise UserError(
             f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
             "empties it: name a new folder"

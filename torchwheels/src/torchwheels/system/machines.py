@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchwheels.errors import UserError
 from torchwheels.system import processes
 
 _CALLS_THE_NEXT = ("ccache", "sccache", "distcc", "icecc")
@@ -44,8 +45,8 @@ class Machine:
         """Whether this is one."""
         return platform.machine() == self.name
 
-    def compiler(self, name: str) -> str | None:
-        """`gcc` or `g++` for it, where PATH has that: one that runs here, and no link of its name to a cache.
+    def compiler(self, name: str) -> str:
+        """`gcc` or `g++` for it, of PATH: one that runs here, and no link of its name to a cache.
 
         Such a link calls the next compiler of its name on PATH, which in a build is the wrapper that calls it.
         """
@@ -54,7 +55,9 @@ class Machine:
             found = shutil.which(command, path=folder)
             if found and Path(found).resolve().name not in _CALLS_THE_NEXT:
                 return found
-        return None
+        package = name if self.is_here else self.package
+        way_out = f"install one, e.g. `apt-get install {package}`"
+        raise UserError(f"there is no C or C++ compiler {command} on PATH: {way_out}")
 
 
 X86_64, AARCH64 = (

@@ -135,9 +135,7 @@ def explained(error: Exception) -> str:
         way_out = "is yours, and its permissions do not allow that: change them (`chmod`)"
         return f"permission denied: {path}: {there} {way_out}, or use another folder"
     way_out = f'run `sudo chown --recursive "$USER" {shlex.quote(str(there))}`'
-    return (
-        f"permission denied: {there} belongs to the user {owner}; {way_out}, or use another folder"
-    )
+    return f"permission denied: {there} belongs to the user {owner}; {way_out}, or use another one"
 
 
 def end_with_parent() -> None:

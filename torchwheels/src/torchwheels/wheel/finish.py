@@ -72,10 +72,8 @@ def finish(
         raise UserError(f"the option `repair` left {left}")
     repaired = read(wheels[0])
     found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
-    relinked = {
-        path: _relinked(found.files[path], library, provided)
-        for path, library in found.libraries.items()
-    }
+    libraries = found.libraries.items()
+    relinked = {path: _relinked(found.files[path], x, provided) for path, x in libraries}
     found = found.with_files({**found.files, **relinked})
     classic = bool(found.classic_use)
     version = _labelled(str(found.version), used.target, classic)

@@ -6,7 +6,7 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
@@ -14,8 +14,10 @@ from auditwheel.policy import WheelPolicies
 from elftools.elf.elffile import ELFFile
 from elftools.elf.enums import ENUM_ST_INFO_TYPE
 
-from torchwheels.errors import UserError
 from torchwheels.system import Machine, machines, processes
+
+Symbols: TypeAlias = dict[str, tuple[str, str]]
+"""For each symbol its version and its kind."""
 
 LIBRARIES = (
     "libstdc++.so.6",
@@ -72,11 +74,7 @@ class _LinkMap(ctypes.Structure):
 def _path_of(library: str, machine: Machine) -> Path | None:
     """Where a library for `machine` is; None where there is none, as of libmvec on some processors."""
     if not machine.is_here:
-        compiler = machine.compiler("gcc")
-        if compiler is None:
-            way_out = f"`apt-get install {machine.package}` adds them"
-            raise UserError(f"there are no C and C++ libraries for {machine.name} here: {way_out}")
-        path = Path(asked(compiler, "file", library))
+        path = Path(asked(machine.compiler("gcc"), "file", library))
         return path if path.is_absolute() else None
     try:
         loaded = ctypes.CDLL(library)
@@ -122,9 +120,7 @@ def versions(library: str, machine: Machine) -> dict[str, dict[str, str]]:
     return found
 
 
-def newest(
-    symbols: dict[str, dict[str, str]], allowed: frozenset[str]
-) -> dict[str, tuple[str, str]]:
+def newest(symbols: dict[str, dict[str, str]], allowed: frozenset[str]) -> Symbols:
     """For each symbol with an allowed version: the newest such, and the symbol's kind."""
     found = {}
     for name, kinds in symbols.items():
