@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,23 +190,9 @@ def explained(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str]]:
 
 def rules() -> Iterator[str]:
     """The rules of the audit, as their functions explain them."""
-    tree = ast.parse((TORCHWHEELS / "audit" / "rules.py").read_text())
-    functions = {
-        node.name: node
-        for file in (TORCHWHEELS / "audit").glob("*.py")
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
     yield from ("| rule | what holds |", "|---|---|")
-    for place in names_in(tree.body, "RULES"):
-        name = place.rpartition(".")[2]
-        text = ast.get_docstring(functions[name]) or ""
-        yield f"| `{name}` | {text.splitlines()[0]} |"
-
-
-def names_in(body: Iterable[ast.stmt], variable: str) -> list[str]:
-    """The names in the tuple that is assigned to a variable."""
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == variable:
-            return [ast.unparse(each) for each in getattr(node.value, "elts", [])]
-    raise LookupError(variable)
+    for file in ("libraries.py", "metadata.py"):
+        for node in ast.parse((TORCHWHEELS / "audit" / file).read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                text = ast.get_docstring(node) or ""
+                yield f"| `{node.name}` | {text.splitlines()[0]} |"

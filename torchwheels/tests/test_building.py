@@ -352,7 +352,7 @@ def test_a_file_that_is_missing_is_named_and_why(
     [
         (
             "",
-            "failed: Failed to validate `build-system` in pyproject.toml: `requires` is a required",
+            "failed: its [build-system]: Failed to validate `build-system` in pyproject.toml: `requires`",
         ),
         (
             'requires = []\nbuild-backend = "backend_of_nobody"',
@@ -907,14 +907,6 @@ def test_tools_of_builds_are_the_pinned_ones_where_a_project_takes_them(
         "wheel @ file:///x",
         "numpy>=2",
     ]
-
-
-def test_wheels_do_not_lie_among_the_sources(tmp_path: Path) -> None:
-    (tmp_path / "setup.py").touch()
-    with pytest.raises(
-        SystemExit, match=r"^torchwheels: `--dist` names .*, the folder of the sour"
-    ):
-        cli.main(["build", str(tmp_path), f"--dist={tmp_path}", "--target=3.11-cpu"])
 
 
 def test_strangers_code_does_not_run_unasked(

@@ -100,7 +100,7 @@ def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         config.load(tmp_path / "farm.toml")
     assert said in str(caught.value) and "t0ken" not in str(caught.value)
-    with pytest.raises(UserError, match="there is no"):
+    with pytest.raises(UserError, match=r"none\.toml cannot be read \(No such file"):
         config.load(tmp_path / "none.toml")
 
 

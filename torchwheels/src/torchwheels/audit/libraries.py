@@ -82,13 +82,10 @@ def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[s
         versions = library.undefined
         others = [x for x in sorted(versions) if versions[x] not in allowed]
         if newer := [x for x in others if _OF_LINUX.match(versions[x])]:
-            why = (
-                "it was linked by a compiler of this machine, not by those that a build finds as c++ or cc on PATH and "
-                "as $CXX or $CC: have its setup name the compiler without a folder"
+            yield (
+                f"{path} uses {_some(newer)} in the version {versions[newer[0]]}: a compiler of this machine linked "
+                "it, not the one that a build has as c++ or cc on PATH, or as $CXX or $CC (link programs with -static)"
             )
-            if "__libc_start_main" in newer:
-                why = "it is a program, which has the C library of its builder: have its setup link it with -static"
-            yield f"{path} uses {_some(newer)} in the version {versions[newer[0]]}: {why}"
 
 
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

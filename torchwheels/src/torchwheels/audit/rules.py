@@ -13,27 +13,13 @@ from torchwheels.wheel import Wheel
 
 Rule = Callable[[Wheel, Expectation], Iterator[str]]
 
-RULES: tuple[Rule, ...] = (
-    metadata.label,
-    metadata.tags,
-    libraries.platform_tag,
-    libraries.python_tag,
-    libraries.undefined_symbols,
-    libraries.torch_symbols,
-    metadata.requirement,
-    libraries.gpu_code,
-    libraries.bundled_libraries,
-    libraries.needed_libraries,
-    libraries.executable_stack,
-    libraries.memory,
-    libraries.fast_math,
-    metadata.size,
-    metadata.metadata,
-    metadata.installed_files,
-    metadata.record,
-    metadata.build_record,
-    metadata.bill_of_materials,
+RULES: tuple[Rule, ...] = tuple(
+    rule
+    for module in (libraries, metadata)
+    for name, rule in vars(module).items()
+    if getattr(rule, "__module__", "") == module.__name__ and not name.startswith("_")
 )
+"""All public functions of these modules, in their order."""
 
 # What only torchwheels writes.
 _OF_OUR_BUILDS = (metadata.build_record, metadata.bill_of_materials)

@@ -234,7 +234,7 @@ def _left_out(place: Workplace, printed: str) -> str:
     for file in original.rglob(Path(name).name):
         own = file.relative_to(original)
         is_meant = f"/{own}".endswith(f"/{name}") or name.endswith(f"/{own}")
-        if is_meant and not (place.source.folder / own).exists():
+        if is_meant and not (place.work / "source" / own).exists():
             lacks = f"its sources lack the file {own}"
             if file.is_symlink():
                 return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"

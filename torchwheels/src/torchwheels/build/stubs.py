@@ -13,7 +13,6 @@ from pathlib import Path
 
 from torchwheels.system import Machine, machines, scratch
 from torchwheels.wheel import linux
-from torchwheels.wheel.linux import Symbols
 
 # What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
 # library where it was.
@@ -52,7 +51,7 @@ def stubs(compiler: str, manylinux: str, machine: Machine) -> dict[Path, bytes]:
         return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
 
-def _make_stub(name: str, symbols: Symbols, folder: Path, compiler: str) -> None:
+def _make_stub(name: str, symbols: linux.Symbols, folder: Path, compiler: str) -> None:
     """Makes the stub of the library `name` in `folder`."""
     stub, lines = folder / f"{name.partition('.so')[0]}.so", []
     members: dict[str, list[str]] = {}
@@ -70,7 +69,7 @@ def _make_stub(name: str, symbols: Symbols, folder: Path, compiler: str) -> None
     subprocess.run(command, input="".join(lines), text=True, check=True)
 
 
-def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, Symbols]:
+def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, linux.Symbols]:
     """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
     others = {each.loader for each in machines.MACHINES.values() if each != machine}
     names = [library for library in linux.LIBRARIES if library not in others]

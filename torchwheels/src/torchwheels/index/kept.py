@@ -90,10 +90,9 @@ def publish(finished: Path, dist: Path) -> Path:
     if there.exists():
         own, other = (sandbox.call(_target_of, each) for each in (finished, there))
         if own != other:
-            what = f"built for {other}" if other else "and not of torchwheels"
-            also = f"it serves {own}, too, so leave that out of the targets, or " if other else ""
             raise RefusedError(
-                f"{there} is there already, {what}, and a name has one content: {also}delete the wheel first"
+                f"{there} is there already, built for {other or 'nobody knows what'}, and a name has one content: "
+                f"delete the wheel first, or leave {own} out of the targets, which the other may serve, too"
             )
     for variant in finished.parent.glob(f"{variants.FOLDER}/*.whl"):
         place = dist / variants.FOLDER / variant.name
