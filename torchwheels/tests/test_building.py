@@ -860,7 +860,7 @@ def test_a_folder_of_a_commit_is_built(
         (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "SOURCE_DATE_EPOCH is '9*', but a number of sec"),
-        (["build", "{}"], {"TORCHWHEELS_CACHE": "/dev/null"}, "TORCHWHEELS_CACHE names /dev/null, which cannot"),
+        (["build", "{}"], {"TORCHWHEELS_CACHE": "/dev/null"}, "Not a directory: /dev/null|File exists: /dev/null"),
         (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
         (["build", "{}", "--config={}"], {}, r"cannot be read \(Is a directory\): `--config` names"),
         (["audit", "--torch=new", "{}/x-1-py3-none-any.whl"], {}, "torch new is not known; the rel"),

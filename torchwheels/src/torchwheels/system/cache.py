@@ -26,12 +26,7 @@ def place() -> Path:
 
 def own() -> Path:
     """The cache, which is this tool's alone, or an error: `clean` empties it."""
-    try:
-        folder = marked(place())
-    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
-        raise UserError(
-            f"TORCHWHEELS_CACHE names {place()}, which cannot be made ({error.strerror}): name another folder"
-        ) from None
+    folder = marked(place())
     others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
     if others and MARK not in others:
         raise UserError(
