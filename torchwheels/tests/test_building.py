@@ -27,7 +27,7 @@ from torchwheels.errors import BuildError, UserError
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
 from torchwheels.sources import name_of
-from torchwheels.system import cache, sandbox
+from torchwheels.system import cache, processes, sandbox
 from torchwheels.wheel import archive as archives
 from torchwheels.wheel import contents, elf
 from torchwheels.wheel.contents import read
@@ -260,7 +260,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "x.cu:1:10: fatal error: THC/THC.h: No such file or directory\n",
             "the header THC/THC.h was torch's until 1.10: these sources are for an older torch than any target has",
         ),
-        ("Killed 0 stale workers", "the messages above say why"),
+        ("Killed 0 stale workers", ""),
         ("/bin/sh: line 1: 71 Killed   g++ -c x.cpp", "a compiler ran out of memory"),
         (
             "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
@@ -297,11 +297,13 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "/usr/bin/ld: cannot find -lc10_cuda: No such file or directory",
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
-        ("nothing that is known", "the messages above say why"),
+        ("nothing that is known", ""),
     ],
 )
 def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
-    assert backend._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
+    known = {"jobs": "2", "space": processes.FREE_SPACE}
+    said = backend.explained(f"running build_ext\n{printed}\n", "build", **known)
+    assert said.startswith(sentence) and bool(said) == bool(sentence)
 
 
 ONE_FILE = """

@@ -80,7 +80,7 @@ def test_a_build_record_that_names_no_target_is_refused(forge: Forge, said: dict
     record = json.loads(forge.fitting_metadata()[wheel.BUILD_RECORD])
     forge.replaced[wheel.BUILD_RECORD] = json.dumps({**record, **said}).encode()
     with pytest.raises(
-        UserError, match=r"the build record of tinyops-.*\.whl names no whole target"
+        UserError, match=r"^tinyops-.*\.whl has no build record that says for which target"
     ):
         reports.audited(forge.wheel(), Project())
 

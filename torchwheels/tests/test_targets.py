@@ -193,11 +193,13 @@ def test_target_of_the_torch_at_hand(tmp_path: Path) -> None:
 def test_error_without_a_torch_explains_how_to_name_a_target(tmp_path: Path) -> None:
     python = python_with_torch(tmp_path / "none", None)
     with pytest.raises(
-        UserError, match=r"has no torch that .* name a target, such as `--target 3.11-"
+        UserError, match=r"has no torch, which is no target: name one, such as `--target 3.11-"
     ):
         TABLE.current_target(python)
     python = python_with_torch(tmp_path / "old", "1.13.0+cu117", "11.7")
-    with pytest.raises(UserError, match=r"no target for the torch .*1\.13\.0\+cu117 of CUDA 11\.7"):
+    with pytest.raises(
+        UserError, match=r"has 1\.13\.0\+cu117 of CUDA 11\.7, .*, which is no target"
+    ):
         TABLE.current_target(python)
 
 

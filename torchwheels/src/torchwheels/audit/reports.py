@@ -44,15 +44,11 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     target = releases.recorded(found.record) if found.record else None
     if torch:
         target = rules.target_of(found, torch, project.releases)
-    elif not found.record:
-        raise UserError(
-            f"{path.name} has no build record that says which target it is for: build it with "
-            "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
-            f"{path.name} --torch 2.13`"
-        )
     elif not target:
-        of_wheel = f"the build record of {path.name}"
-        raise UserError(f"{of_wheel} names no whole target: build the wheel again")
+        raise UserError(
+            f"{path.name} has no build record that says for which target it is: build it with `torchwheels build`, or "
+            f"name the torch that it was built beside: `torchwheels audit {path.name} --torch 2.13`"
+        )
     options = project.of_target(target, preset(found.name))
     expectation = options.expectation(target, of_others=bool(torch))
     if found.record and not torch:

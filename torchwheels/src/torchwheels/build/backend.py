@@ -202,7 +202,9 @@ def opened(
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)
         printed = last + traceback
-        why = _left_out(place, printed) or _explain(printed, variables["MAX_JOBS"])
+        known = {"jobs": variables["MAX_JOBS"], "space": processes.FREE_SPACE}
+        why = _left_out(place, printed) or explained(printed, "build", **known)
+        why = why or "the messages above say why"
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
@@ -233,20 +235,21 @@ def _left_out(place: Workplace, printed: str) -> str:
     name, original = next(filter(None, found.groups())), Path(place.source.project or "/none")
     for file in original.rglob(Path(name).name):
         own = file.relative_to(original)
-        is_meant = f"/{own}".endswith(f"/{name}") or name.endswith(f"/{own}")
-        if is_meant and not (place.work / "source" / own).exists():
-            lacks = f"its sources lack the file {own}"
-            if file.is_symlink():
-                return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"
+        if not (f"/{own}".endswith(f"/{name}") or name.endswith(f"/{own}")):
+            continue
+        lacks = f"its sources lack the file {own}"
+        if file.is_symlink() and not (place.work / "source" / own).exists():
+            return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"
+        if not (place.source.folder / own).exists():
             why = "which git ignores, or which lies where builds leave their own"
             return f"{lacks}, {why}: add it all the same (`git add --force {own}`)"
     return ""
 
 
-def _explain(printed: str, jobs: str) -> str:
+def explained(printed: str, what: str, **values: str) -> str:
+    """What the table of failures says of `what` has failed and printed that; empty where it knows nothing."""
     table = msgspec.toml.decode(Path(__file__).with_name("failures.toml").read_bytes())
-    values = {"jobs": jobs, "space": processes.FREE_SPACE}
-    for each in table["failure"]:
+    for each in table[what]:
         if found := re.search("|".join(each["printed"]), printed, re.MULTILINE):
             return str(each["says"]).format(*filter(None, found.groups()), **values)
-    return "the messages above say why"
+    return ""

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from torchwheels import environments
+from torchwheels.build.backend import explained
 from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.system import processes
@@ -105,7 +106,8 @@ def check_import(
             ends = f"it dies of {signal.Signals(code - 128).name}"
         last = (done.stderr.strip() or ends).splitlines()[-1]
         readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)
-        raise RefusedError(f"{found.path.name} does not import: {readable}{_way_out(last)}")
+        way_out = explained(last, "import")
+        raise RefusedError(f"{found.path.name} does not import: {readable}{way_out}")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:
@@ -122,15 +124,3 @@ def top_level_modules(names: Iterable[str]) -> list[str]:
     holding = {path.parts[0] for path in paths if path.suffix == ".so"}
     only = all(len(parts) > 1 for parts in found)
     return sorted(".".join(x) for x in found if len(x) == 1 or only or x[0] in holding)
-
-
-def _way_out(said: str) -> str:
-    ways_out = {
-        "undefined symbol": "the library was linked without what defines it, or is for another torch; add the library "
-        "to its setup.py (a patch), or choose another target",
-        "cannot open shared object": "the library is not packed in the wheel nor one of torch's; install it for the "
-        "build",
-        "No module named": "its metadata does not require that module, or it cannot be had; the option `import` names "
-        "what can be imported",
-    }
-    return next((f": {way_out}" for part, way_out in ways_out.items() if part in said), "")

@@ -289,19 +289,14 @@ class Releases:
             why = done.stderr.strip().splitlines()[-1]
             raise UserError(f"{python} cannot say which torch it has: {why}")
         torch = json.loads(done.stdout)
-        way_out = (
-            "name a target, such as `--target 3.11-cpu` or `--target 3.11-cu130` (`torchwheels targets` lists "
-            "all), or run this in the environment whose torch the wheel is for"
-        )
-        if torch is None:
-            raise UserError(f"{python} has no torch that the wheel could be for: {way_out}")
-        own = torch["python"], minor(torch["version"]), torch["cuda"]
+        own = torch and (torch["python"], minor(torch["version"]), torch["cuda"])
         for target in (x for x in self.targets if x.machine.is_here):
             if own == (target.python, minor(target.torch), target.cuda and target.cuda.version):
                 return target
+        has = "{version} of CUDA {cuda}, Python {python}".format(**torch) if torch else "no torch"
         raise UserError(
-            f"there is no target for the torch of {python} ({torch['version']} of CUDA "
-            f"{torch['cuda']}, Python {torch['python']}): {way_out}"
+            f"{python} has {has}, which is no target: name one, such as `--target 3.11-cpu` or `--target 3.11-cu130` "
+            "(`torchwheels targets` lists all), or run this in the environment whose torch the wheel is for"
         )
 
 

@@ -1,6 +1,5 @@
 """Runs the tests of a project on its finished wheel, away from the sources."""
 
-import contextlib
 import json
 import os
 import re
@@ -84,10 +83,8 @@ def _base(target: Target) -> Environment:
             f"{target.name} is for {target.machine.name}, which this machine is not: test there, or with "
             "`--backend docker` on an engine that emulates it"
         )
-    toolkit: tuple[str, ...] = ()
-    with contextlib.suppress(UserError):  # tests need no compiler
-        toolkit = toolchain.pip_toolkit(target)
-    return environments.with_torch(target, toolkit, any_cuda=target.is_release)
+    # Tests need no compiler.
+    return environments.with_torch(target, (), any_cuda=target.is_release)
 
 
 def run_here(
