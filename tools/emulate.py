@@ -18,7 +18,7 @@ from torchwheels.system import AARCH64
 
 # Each command, and Debian's package that has it.
 _COMMANDS = {
-    f"{AARCH64.triplet}-g++": AARCH64.package,
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "mmdebstrap": "mmdebstrap",
     "qemu-aarch64-static": "qemu-user-static",
 }

@@ -300,8 +300,7 @@ def test_ctrl_c_says_what_is_left(
         cli.main([*command, "--target=3.11-cpu", "--target=3.12-cpu"])
     assert stopped.value.code == 130
     assert capsys.readouterr().err.splitlines() == [
-        f"torchwheels: stopped; {cache} keeps what the next build can use (`torchwheels env` says how much, "
-        "`torchwheels clean` removes it)",
+        f"torchwheels: stopped; {cache} keeps what the next build can use (`torchwheels clean` removes it)",
     ]
 
 

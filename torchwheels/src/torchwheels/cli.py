@@ -71,9 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(said, file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
-        kept_there = f"{cache.place()} keeps what the next build can use"
-        how = "(`torchwheels env` says how much, `torchwheels clean` removes it)"
-        print(f"torchwheels: stopped; {kept_there} {how}", file=sys.stderr)
+        how = "keeps what the next build can use (`torchwheels clean` removes it)"
+        print(f"torchwheels: stopped; {cache.place()} {how}", file=sys.stderr)
         sys.exit(130)
 
 

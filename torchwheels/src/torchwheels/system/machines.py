@@ -26,10 +26,6 @@ class Machine:
     """The largest page of memory that its systems have, in bytes."""
     loader: str
     """The dynamic loader, a library of its own."""
-    triplet: str
-    """What the names of its compilers and folders begin with."""
-    package: str
-    """Debian's with the compilers, and the C and C++ libraries, that work on other machines."""
     docker: str
     """The platform of its images."""
     runner: str
@@ -50,12 +46,13 @@ class Machine:
 
         Such a link calls the next compiler of its name on PATH, which in a build is the wrapper that calls it.
         """
-        command = name if self.is_here else f"{self.triplet}-{name}"
+        triplet = f"{self.name}-linux-gnu"
+        command = name if self.is_here else f"{triplet}-{name}"
         for folder in os.get_exec_path():
             found = shutil.which(command, path=folder)
             if found and Path(found).resolve().name not in _CALLS_THE_NEXT:
                 return found
-        package = name if self.is_here else self.package
+        package = "g++" if self.is_here else f"g++-{triplet.replace('_', '-')}"  # Debian's
         way_out = f"install one, e.g. `apt-get install {package}`"
         raise UserError(f"there is no C or C++ compiler {command} on PATH: {way_out}")
 
@@ -66,8 +63,6 @@ X86_64, AARCH64 = (
         elf="EM_X86_64",
         page=4096,
         loader="ld-linux-x86-64.so.2",
-        triplet="x86_64-linux-gnu",
-        package="g++-x86-64-linux-gnu",
         docker="linux/amd64",
         runner="ubuntu-24.04",
     ),
@@ -76,8 +71,6 @@ X86_64, AARCH64 = (
         elf="EM_AARCH64",
         page=65536,
         loader="ld-linux-aarch64.so.1",
-        triplet="aarch64-linux-gnu",
-        package="g++-aarch64-linux-gnu",
         docker="linux/arm64",
         runner="ubuntu-24.04-arm",
     ),
