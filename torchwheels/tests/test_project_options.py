@@ -241,6 +241,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "config-settings = {x = ['{jobs[0].x}']}",
             "config-settings sets x to '{jobs[0].x}': it may",
         ),
+        ("config-settings = {x = [1]}", "config-settings is {'x': [1]}: expected `str`, got `int`"),
         ("config-settings = {x = 1}", "config-settings is {'x': 1}: expected `"),
         ("before-build = '{nobody}'", "before-build is set to '{nobody}': it may hold {label}, "),
         (

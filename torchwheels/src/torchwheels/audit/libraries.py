@@ -1,6 +1,5 @@
 """The rules about a wheel's libraries: which processor, Linux, Python, torch and GPUs they work with."""
 
-import fnmatch
 import posixpath
 import re
 from collections.abc import Iterator
@@ -203,7 +202,7 @@ def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """No library of CUDA, torch or Python is packed, nor one of anyone else that is not allowed."""
     way_out = "leave it to torch or the system, or name it in `allow-libraries`"
     for path, library in wheel.libraries.items():
-        if _is_bundled(path, library) and not _allowed(_names(path, library), expectation):
+        if _is_bundled(path, library) and not expectation.options.allows(_names(path, library)):
             yield f"it bundles {path}: a process must not have two, so {way_out}"
 
 
@@ -217,11 +216,6 @@ def _names(path: str, library: Library) -> set[str]:
     return {PurePosixPath(path).name, library.soname or ""}
 
 
-def _allowed(names: set[str], expectation: Expectation) -> bool:
-    allowed = expectation.options.allow_libraries
-    return any(fnmatch.fnmatchcase(name, each) for name in names for each in allowed)
-
-
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
     oldest = _promised(wheel, expectation)[0]
@@ -230,7 +224,7 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         known = wheel.brought.union(linux.LIBRARIES, [torchs])
         for name in (x for x in library.needed if x not in known):
             of_cuda = expectation.target.cuda and _CUDAS_OWN.fullmatch(name)
-            if of_cuda or _TORCHS_OWN.fullmatch(name) or _allowed({name}, expectation):
+            if of_cuda or _TORCHS_OWN.fullmatch(name) or expectation.options.allows([name]):
                 continue
             if name == releases.openmp(stable_functions.releases()[-1]):  # and so torch is too old
                 why = f"which torch {oldest} has as {torchs}: require torch>=2.7"

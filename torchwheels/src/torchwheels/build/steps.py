@@ -1,7 +1,6 @@
 """Builds a wheel against the target's torch, from a copy of the sources, which are not modified."""
 
 import dataclasses
-import fnmatch
 import functools
 import hashlib
 import importlib.metadata
@@ -188,8 +187,7 @@ def _check_linked(found: Wheel, links: Path, project: Project) -> None:
     """
     linked = {contents(path.read_bytes()) for path in links.iterdir()} - {None}
     for name in found.libraries:
-        file = PurePosixPath(name).name
-        allowed = any(fnmatch.fnmatchcase(file, each) for each in project.allow_libraries)
+        allowed = project.allows([PurePosixPath(name).name])
         if contents(found.files[name]) not in linked and not allowed:
             settings = preset(found.name).get("environment", {})
             switch = " and ".join(f'{key} = "{value}"' for key, value in settings.items())

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.options.releases import Cuda, Releases, Target, Torch, sm
+from torchwheels.options.releases import Cuda, Releases, Target, Torch, admitted, sm
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -182,10 +182,6 @@ class Project(Options, frozen=True, dict=True):
     def releases(self) -> Releases:
         """The table of torch releases, with the targets that this project adds."""
         table = releases.load()
-        if self.release and self.release not in table.cudas:
-            raise UserError(
-                f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
-            )
         torches, cudas = [*table.torches], {**table.cudas}
         for x in self.own_releases:
             of_cuda = (x.cuda,) if x.cuda else ()
@@ -245,6 +241,10 @@ class Project(Options, frozen=True, dict=True):
         """The GPU compute capabilities that a wheel of `target` has code for."""
         said = self.variables(values_of(target))["TORCH_CUDA_ARCH_LIST"]
         return tuple(re.findall(r"[^; ]+", said))
+
+    def allows(self, names: Iterable[str]) -> bool:
+        """Whether the wheel may hold or need a library of one of these names."""
+        return any(fnmatch.fnmatchcase(x, each) for x in names for each in self.allow_libraries)
 
     def expectation(self, target: Target, of_others: bool = False) -> "Expectation":
         """What the project promises of its wheel for `target`."""
@@ -397,7 +397,7 @@ _TABLES: dict[str, type[Table]] = {"tests": Tests, "overrides": Override, "relea
 def _explained(error: msgspec.ValidationError, kind: type[Table], value: Any, where: str) -> str:
     """What msgspec's error says of a table, with the option, its value, and what is expected."""
     said, _, path = str(error).partition(" - at `$")
-    for key, number in re.findall(r"\.([\w-]+)|\[(\d+)\]", path):
+    for key, number in re.findall(r"\.([\w-]+)|\[(\d+)\]", path.partition("[...]")[0]):
         value = value[key or int(number)]
         where, kind = (f"{where}: {key}", _TABLES.get(key, kind)) if key else (where, kind)
     if isinstance(error.__cause__, ValueError):  # of `Table`
@@ -435,10 +435,8 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
     "stable": ("the version of a torch, such as '2.13.0', is", Version),
     "version": ("that of a torch, such as '2.16.0.dev20261101+cu130', is", Version),
-    "torch": (
-        "versions such as '>=2.10' are",
-        lambda text: bool(releases.admitted(SpecifierSet(text))),
-    ),
+    "torch": ("versions such as '>=2.10' are", lambda x: bool(admitted(SpecifierSet(x)))),
+    "release": ("a known CUDA version, such as '13.0', is", lambda x: x in releases.load().cudas),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
     "command": ("a command is", shlex.split),
