@@ -201,7 +201,12 @@ def _find_source(given: argparse.Namespace) -> None:
 
 def _build(given: argparse.Namespace) -> None:
     options = _options(given)
-    _check_before(given)
+    # What would else end a build once it has compiled everything.
+    files.check_writable(given.dist, "--dist")
+    toolchain.asked_jobs()
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
+    if not re.fullmatch(r"\d{1,10}", epoch):
+        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
     targets = _chosen_targets(given, options)
     if not given.all and len(targets) == 1 and Path(given.source).is_dir():
         _build_for_own_gpu(targets[0])
@@ -222,15 +227,6 @@ def _build_for_own_gpu(target: Target) -> None:
         what = f"for the GPU of this machine alone, by code of compute capability {found}"
         others = f"`{ARCHITECTURES}=all` builds it for {' '.join(target.cuda.architectures)}"
         print(f"torchwheels: {target.name} {what}: {others}", flush=True)
-
-
-def _check_before(given: argparse.Namespace) -> None:
-    """Raises an error for what would else end a build once it has compiled everything."""
-    files.check_writable(given.dist, "--dist")
-    toolchain.asked_jobs()
-    epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
-    if not re.fullmatch(r"\d{1,10}", epoch):
-        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
 
 
 def _options(given: argparse.Namespace) -> Project:
