@@ -251,7 +251,11 @@ def hash_of_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
-            content = sha256(path) if _is_own(path, folder) else _seen(path)
+            if _is_own(path, folder):
+                content = sha256(path)
+            else:  # it may be endless, and is not read
+                size = path.stat().st_size
+                content = f"{path.readlink()} {size} {size and path.stat().st_mtime_ns}"
             digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
     return digest.hexdigest()
 
@@ -259,12 +263,6 @@ def hash_of_folder(folder: Path) -> str:
 def _is_own(path: Path, folder: Path) -> bool:
     """Whether a file of sources may be read: whoever made these, links may lead to any file of this machine."""
     return path.is_file() and path.resolve().is_relative_to(folder.resolve())
-
-
-def _seen(path: Path) -> str:
-    """What changes with a file, which may be endless, without reading it."""
-    found = path.stat()
-    return f"{path.readlink()} {found.st_size} {found.st_size and found.st_mtime_ns}"
 
 
 def _unpack(archive: Path, into: Path) -> str:
