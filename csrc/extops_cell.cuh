@@ -20,6 +20,4 @@ EXTOPS_BIAS_SUMS_HOPPER
   EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell) \
   EXTOPS_SEQUENCE_CUDA(cell, Cell)         \
   EXTOPS_DECLARE_STEP_CUDA(cell, Cell)     \
-  EXTOPS_STEP_CUDA(cell, Cell)             \
-  EXTOPS_STEP_HOPPER(Cell)                 \
-  EXTOPS_SEQUENCE_HOPPER(Cell)
+  EXTOPS_STEP_CUDA(cell, Cell)

@@ -2,9 +2,9 @@
 //
 //   EXTOPS_CELL(name, Cell)
 //
-// defines `extops::<name>_sequence`, `extops::<name>_step` and their backwards for the CPU; compiled with
-// -DEXTOPS_WITH_CUDA also for GPUs, whose kernels a CUDA file has (extops_cell.cuh). Python's extops.load_cell()
-// compiles, loads and calls them.
+// defines `extops::<name>_sequence`, `extops::<name>_step` (unless the cell has more states) and their backwards for
+// the CPU; compiled with -DEXTOPS_WITH_CUDA also for GPUs, whose kernels a CUDA file has (extops_cell.cuh). Python's
+// extops.load_cell() compiles, loads and calls them.
 #pragma once
 
 #ifndef TORCH_TARGET_VERSION

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradgradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 import extops
 from extops.ops import compositions
@@ -36,7 +36,7 @@ class Own:
     """A cell of tests/data/cells."""
 
     name: str
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    step: Callable[..., Tensors]
     gates: int
     input: int
     first_input: int
@@ -88,9 +88,19 @@ def peephole_step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(o + p_o * new_c) * torch.tanh(new_c), new_c
 
 
+def slstm_step(gates: Tensor, old_c: Tensor, old_n: Tensor, old_m: Tensor) -> Tensors:
+    i, f, z, o = gates.chunk(4, dim=1)
+    kept = torch.where(old_n == 0, i, F.logsigmoid(f) + old_m)
+    m = torch.maximum(i, kept)
+    i, f = torch.exp(i - m), torch.exp(kept - m)
+    c, n = f * old_c + i * torch.tanh(z), f * old_n + i
+    return torch.sigmoid(o) * c / n, c, n, m
+
+
 OWN_GRU = Own("own_gru", compositions.gru_cell, 4, 3, 1, 3, states=1)
 TURNED = Own("turned", turned_step, 3, 3, 1, 2, states=2)
 PEEPHOLE = Own("peephole", peephole_step, 7, 7, 0, 4, states=2)
+SLSTM = Own("slstm", slstm_step, 4, 4, 0, 4, states=4)
 by_cell = pytest.mark.parametrize("own", [OWN_GRU, TURNED], ids=lambda own: own.name)
 
 
@@ -386,6 +396,198 @@ def test_a_layer_with_numbers(device: str) -> None:
         "bias_ih_l0": [4 * STATE],
         "bias_hh_l0": [4 * STATE],
     }
+
+
+def original_slstm(input: Tensor, h: Tensor, c: Tensor, n: Tensor, *parameters: Tensor) -> Any:
+    """The equations of the paper, a step after the other; nothing of extops."""
+    weight_ih, weight_hh, *biases = parameters
+    m, output = torch.zeros_like(h), []
+    for x in input:
+        i, f, z, o = (x @ weight_ih.t() + h @ weight_hh.t() + sum(biases)).chunk(4, 1)
+        log_f = torch.log(torch.sigmoid(f)) + m
+        m = torch.maximum(log_f, i)
+        c = torch.exp(log_f - m) * c + torch.exp(i - m) * torch.tanh(z)
+        n = torch.exp(log_f - m) * n + torch.exp(i - m)
+        h = torch.sigmoid(o) * c / n
+        output.append(h)
+    return torch.stack(output), h, c * torch.exp(m), n * torch.exp(m)
+
+
+def slstm_inputs(device: str, dtype: torch.dtype = torch.float64) -> Tensors:
+    """The input, h, c, n and m, which are such as come of steps, and the parameters."""
+    rows = 4 * STATE
+    shapes = (TIME, BATCH, FEATURES), (BATCH, STATE), (BATCH, STATE), (BATCH, STATE), (BATCH, STATE)
+    shapes += (rows, FEATURES), (rows, STATE), (rows,), (rows,)
+    made = [torch.randn(x, dtype=torch.float64) for x in shapes]
+    made[3] = 1 + made[3].abs()
+    return tuple(x.to(device, dtype).requires_grad_() for x in made)
+
+
+def call_slstm(cell: Any, *inputs: Tensor, **options: Any) -> Tensors:
+    output, states = cell(inputs[0], inputs[1:5], *inputs[5:7], inputs[7:], **options)
+    return output, *states
+
+
+def slstm_loop(*inputs: Tensor, lengths: Any = (TIME,) * BATCH, reverse: bool = False) -> Tensors:
+    """Each row by itself, of as many steps as it has."""
+    input, *states, weight_ih, weight_hh, bias_ih, bias_hh = inputs
+    rows = []
+    for row, length in enumerate(lengths):
+        h, *c = (x[row : row + 1] for x in states)
+        output = [torch.zeros_like(h)] * len(input)
+        for t in reversed(range(length)) if reverse else range(length):
+            gates = F.linear(input[t, row], weight_ih, bias_ih) + F.linear(h, weight_hh, bias_hh)
+            h, *c = slstm_step(gates, *c)
+            output[t] = h
+        rows.append((torch.cat(output), h[0], *(x[0] for x in c)))
+    output, *last = zip(*rows, strict=True)
+    return torch.stack(output, 1), *map(torch.stack, last)
+
+
+@pytest.mark.slow
+@by_device
+def test_slstm_of_the_paper(device: str) -> None:
+    """From zeros, as a layer begins; also where the paper's own exponentials would overflow without a stabiliser."""
+    cell = SLSTM.load(device)
+    input, h, _, _, _, *parameters = (x.detach().requires_grad_() for x in slstm_inputs(device))
+    zeros = torch.zeros_like(h)
+    output, (h_n, c_n, n_n, m_n) = cell(
+        input, (h, zeros, zeros, zeros), *parameters[:2], parameters[2:]
+    )
+    expected = original_slstm(input, h, zeros, zeros, *parameters)
+    found = output, h_n, c_n * torch.exp(m_n), n_n * torch.exp(m_n)
+    torch.testing.assert_close(found, expected)
+    towards, leaves = upstream(expected), (input, h, *parameters)
+    of_found, of_expected = (torch.autograd.grad(x, leaves, towards) for x in (found, expected))
+    torch.testing.assert_close(of_found, of_expected)
+    bias = parameters[2] + torch.tensor([900.0] * STATE + [0.0] * 3 * STATE, device=device)
+    of_large = cell(input, (h, zeros, zeros, zeros), *parameters[:2], (bias, parameters[3]))[0]
+    torch.testing.assert_close(
+        of_large, original_slstm(input, h, zeros, zeros, *parameters[:2], bias, parameters[3])[0]
+    )
+    few = cell(input, (h, zeros, zeros, zeros), *parameters[:2], (bias - 1800, parameters[3]))[0]
+    assert few.isfinite().all()
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"lengths": (4, 2, 0), "reverse": True}, {"lengths": (1, 0, 3)}], ids=str
+)
+def test_a_cell_with_more_states(dtype: torch.dtype, options: dict[str, Any], device: str) -> None:
+    inputs = slstm_inputs(device, dtype)
+    wide = tuple(x.detach().double().requires_grad_() for x in inputs)
+    expected = slstm_loop(*wide, **options)
+    towards = upstream(expected)
+    of_expected = torch.autograd.grad(expected, wide, towards)
+    if "lengths" in options:
+        options = {**options, "lengths": torch.tensor(options["lengths"], device=device)}
+    tolerance = {
+        torch.bfloat16: 5e-2,
+        torch.float16: 1e-2,
+        torch.float32: 1e-4,
+        torch.float64: 1e-9,
+    }[dtype]
+    for batch_first in (False, True):
+        given = inputs[0].transpose(0, 1), *inputs[1:]
+        results = call_slstm(
+            SLSTM.load(device),
+            *(given if batch_first else inputs),
+            batch_first=batch_first,
+            **options,
+        )
+        results = (results[0].transpose(0, 1) if batch_first else results[0], *results[1:])
+        found = torch.autograd.grad(results, inputs, [x.to(dtype) for x in towards])
+        for one, other in zip((*results, *found), (*expected, *of_expected), strict=True):
+            torch.testing.assert_close(
+                one.double(), other, rtol=0, atol=tolerance * (1 + other.abs().max().item())
+            )
+
+
+@pytest.mark.slow
+@by_device
+def test_transforms_of_more_states(device: str) -> None:
+    cell = functools.partial(call_slstm, SLSTM.load(device))
+    inputs = slstm_inputs(device)
+    towards = upstream(slstm_loop(*inputs))
+    assert gradcheck(cell, inputs, fast_mode=True) and gradgradcheck(
+        cell, inputs, towards, fast_mode=True
+    )
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+    of_cell, of_loop = (torch.func.jvp(f, inputs, tangents) for f in (cell, slstm_loop))
+    torch.testing.assert_close(of_cell, of_loop)
+
+
+@pytest.mark.slow
+@by_device
+def test_compiled_and_exported_with_more_states(device: str) -> None:
+    cell, inputs = SLSTM.load(device), slstm_inputs(device)
+
+    def forward(*inputs: Tensor) -> Tensors:
+        return call_slstm(cell, *inputs)
+
+    results, expected = torch.compile(forward, fullgraph=True)(*inputs), forward(*inputs)
+    torch.testing.assert_close(results, expected)
+    towards = upstream(expected)
+    found, of_expected = (torch.autograd.grad(x, inputs, towards) for x in (results, expected))
+    torch.testing.assert_close(found, of_expected)
+    layer = extops.cell_layer(
+        cell, FEATURES, STATE, device=device, dtype=torch.float64
+    ).requires_grad_(False)
+    input = inputs[0].detach()
+    program = torch.export.export(layer, (input,)).module()
+    torch.testing.assert_close(program(input), layer(input))
+
+
+@pytest.mark.slow
+@by_device
+def test_check_cell_of_more_states(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = SLSTM.load(device)
+    extops.check_cell(cell, state_sizes=(5, 100))
+
+    def wrong(*given: Tensor) -> Tensors:
+        h, c, n, m = slstm_step(*given)
+        return h, c, n, m + 0.25
+
+    monkeypatch.setattr(extops.cells.loaded["slstm"], "step", wrong)
+    with pytest.raises(AssertionError, match=r"the new c\[2\] differs .* by 0.25"):
+        extops.check_cell(cell, state_sizes=(5,))
+
+
+@pytest.mark.slow
+@by_device
+def test_a_layer_with_more_states(device: str) -> None:
+    """Both directions, two layers, packed input; another process can load it."""
+    options = {"num_layers": 2, "bidirectional": True, "device": device}
+    layer = extops.cell_layer(SLSTM.load(device), FEATURES, STATE, **options)
+    assert pickle.loads(pickle.dumps(layer)).cell is layer.cell
+    input, lengths = torch.randn(TIME, BATCH, FEATURES, device=device), torch.tensor([4, 3, 1])
+    states = tuple(x.to(input) for x in torch.rand(4, 4, BATCH, STATE).add(0.5))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(input, lengths)
+    output, last = layer(packed, states)
+    output = torch.nn.utils.rnn.pad_packed_sequence(output)[0]
+    torch.testing.assert_close((output, last), layer(input, states, lengths))
+    given, expected, ends = input, [], []
+    for of_layer in range(2):
+        expected = []
+        for place, suffix in enumerate((f"_l{of_layer}", f"_l{of_layer}_reverse"), 2 * of_layer):
+            names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+            parameters = [getattr(layer, name + suffix) for name in names]
+            arguments = given, *(x[place] for x in states), *parameters
+            found, *end = slstm_loop(*arguments, lengths=lengths.tolist(), reverse=place % 2 == 1)
+            expected.append(found)
+            ends.append(end)
+        given = torch.cat(expected, 2)
+    torch.testing.assert_close(output, given)
+    torch.testing.assert_close(last, tuple(torch.stack(x) for x in zip(*ends, strict=True)))
+    for state in layer(input)[1]:
+        state.detach_().zero_()  # no view
+    message = "cell_layer: expected `state` to be 4 tensors, h and 3 of the cell, but got tuple of 2 items"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        layer(input, states[:2])
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ std::string with_numbers(std::string rows) {
       {"Cell::kGates", Cell::kGates},
       {"Cell::kInput", Cell::kInput},
       {"Cell::kRecurrent", Cell::kRecurrent},
+      {"kCellStates<Cell>", kCellStates<Cell>},
       {"kOfH<Cell>", kOfH<Cell>}};
   for (const auto& [name, number] : numbers) {
     const std::string factor = name + "*", text = number == 1 ? "" : std::to_string(number) + "*";
@@ -94,6 +95,7 @@ void add_operators(const std::string& cell, std::vector<Operator>& operators) {
 #define EXTOPS_ADD(suffix, Tensors, options) add(suffix, Tensors<Cell>::kSizes, Tensors<Cell>::kRows, options);
   EXTOPS_ADD("_sequence", SequenceTensors, EXTOPS_SEQUENCE_OPTIONS)
   EXTOPS_ADD("_sequence_backward", SequenceBackwardTensors, EXTOPS_SEQUENCE_BACKWARD_OPTIONS)
+  if constexpr (kCellStates<Cell> > 1) return;
   EXTOPS_ADD("_step", StepTensors, EXTOPS_STEP_OPTIONS)
   EXTOPS_ADD("_step_backward", StepBackwardTensors, "")
   EXTOPS_ADD("_step_parameters_backward", StepParametersBackwardTensors, EXTOPS_STEP_OPTIONS)

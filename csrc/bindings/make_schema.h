@@ -28,7 +28,7 @@ std::string describe_cell(const char* name) {
       {"numbers", extops::kNumbersOf<Cell>},
       {"recurrent", Cell::kRecurrent},
       {"saves_new_c", Cell::kSavesNewC},
-      {"states", extops::Gradients<Cell>::kIsHTheC ? 1 : 2}};
+      {"states", extops::Gradients<Cell>::kIsHTheC ? 1 : 1 + extops::kCellStates<Cell>}};
   std::string text = name;
   for (const auto& [fact, number] : facts) text += std::string(" ") + fact + "=" + std::to_string(number);
   return text;

@@ -23,21 +23,21 @@ struct SequenceTableSizes {
   IN(input, time, batch, input_features)                    \
   __VA_ARGS__                                               \
   IN(h_0, batch, state_size)                                \
-  IN(c_0, batch, state_size)                                \
+  IN(c_0, batch, kCellStates<Cell>*state_size)              \
   OUT(output, time, batch, state_size)                      \
   OUT(h_n, batch, state_size)                               \
-  OUT(c_n, batch, state_size)                               \
+  OUT(c_n, batch, kCellStates<Cell>*state_size)             \
   OUT(gates, time, batch, Cell::kGates*state_size)          \
-  OUT(cells, time, batch, state_size)
+  OUT(cells, time, batch, kCellStates<Cell>*state_size)
 
 #define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT)         \
   UPSTREAM(grad_output, time, batch, state_size)            \
   UPSTREAM(grad_h_n, batch, state_size)                     \
-  UPSTREAM(grad_c_n, batch, state_size)                     \
+  UPSTREAM(grad_c_n, batch, kCellStates<Cell>*state_size)   \
   IN(weight_hh, Cell::kRecurrent*state_size, direction_size) \
   IN(gates, time, batch, Cell::kGates*state_size)           \
-  IN(cells, time, batch, state_size)                        \
+  IN(cells, time, batch, kCellStates<Cell>*state_size)      \
   OUT(grad_gates, time, batch, Cell::kGates*state_size)     \
   OUT(grad_h_0, batch, state_size)                          \
-  OUT(grad_c_0, batch, state_size)
+  OUT(grad_c_0, batch, kCellStates<Cell>*state_size)
 // clang-format on

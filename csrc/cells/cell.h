@@ -13,9 +13,10 @@
 //   kRecurrent            how many have a recurrent part: the last ones, at most 6
 //   kSavesNewC            whether the backward gets the new cell state as `saved_c`; else the old one
 //   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
+//   kCellStates           how many numbers the cell state is. 1 if left out; what follows of more is said below
 //
-// and functions of C, the compute type, that call no functions but sigmoid, tanh, elu and exp of a `Math`, and whose
-// numbers are double (0.1, not 0.1f), since C may be:
+// and functions of C, the compute type, that call no functions but sigmoid, log_sigmoid, tanh, elu and exp of a
+// `Math`, and whose numbers are double (0.1, not 0.1f), since C may be:
 //
 //   activate<Math, kGate>(x)   the function of a pre-activation alone, or x
 //   new_c<Math>(a, old_c)      the cell state after the step; `a` are the pre-activations after `activate`
@@ -33,6 +34,11 @@
 // Write dL/dh or dL/dc as the first factor of each gradient. Kernels pass `One` for it to precompute the local
 // derivatives. Each pre-activation has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a
 // sum of both does not compile. A cell whose h is its new c returns grad_h itself from to_c.
+//
+// Where kCellStates is n > 1, as for the sLSTM, each c and each gradient of a c is a States<C, n>, squash() returns
+// what it likes, and a gradient may be a sum of multiples of grad_h and of any part of grad_c. The backward gets the
+// old c. GPUs have no persistent kernels for such a cell, and there is no operator of one step. In tensors of c, for a
+// row and a direction, the first number of all units comes before the second.
 #pragma once
 
 #include <type_traits>
@@ -64,10 +70,41 @@ template <class Cell>
 constexpr int kNumbersOf<Cell, std::void_t<decltype(Cell::kNumbers)>> = Cell::kNumbers;
 
 template <class Cell, class = void>
-constexpr bool kHasSequenceKernelsOf = true;
+constexpr int kCellStates = 1;
+template <class Cell>
+constexpr int kCellStates<Cell, std::void_t<decltype(Cell::kCellStates)>> = Cell::kCellStates;
+
+template <class Cell, class = void>
+constexpr bool kHasSequenceKernelsOf = kCellStates<Cell> == 1;
 template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
-    Cell::kHasSequenceKernels;
+    Cell::kHasSequenceKernels && kCellStates<Cell> == 1;
+
+// A cell state of several numbers.
+template <class C, int kCount>
+struct States {
+  C values[kCount];
+
+  EXTOPS_FUNCTION C& operator[](int at) { return values[at]; }
+  EXTOPS_FUNCTION const C& operator[](int at) const { return values[at]; }
+};
+
+template <class Cell, class C>
+using StatesOf = std::conditional_t<kCellStates<Cell> == 1, C, States<C, kCellStates<Cell>>>;
+
+// One of its numbers; a cell state that is a single number is that.
+template <class C>
+EXTOPS_FUNCTION C& number_of(C& c, int) {
+  return c;
+}
+template <class C, int kCount>
+EXTOPS_FUNCTION C& number_of(States<C, kCount>& c, int at) {
+  return c[at];
+}
+template <class C, int kCount>
+EXTOPS_FUNCTION const C& number_of(const States<C, kCount>& c, int at) {
+  return c[at];
+}
 
 // What the constants of a cell must be.
 template <class Cell>
@@ -91,6 +128,9 @@ struct Constants {
       "or both");
   static_assert(
       0 <= kFirstInputOf<Cell> && kFirstInputOf<Cell> < Cell::kInput, "kFirstInput: expected 0 to kInput - 1");
+  static_assert(
+      kCellStates<Cell> == 1 || (kCellStates<Cell> > 1 && !Cell::kSavesNewC),
+      "kCellStates: expected at least 1, and kSavesNewC to be false where it is more");
   static constexpr int kFirstRecurrent = Cell::kGates - Cell::kRecurrent;
 };
 
@@ -149,6 +189,10 @@ struct TracedMath {
     return C::made(x.is <= C::kNumber ? C::kNumber : C::kOther);
   }
   template <class C>
+  EXTOPS_FUNCTION static C log_sigmoid(C x) {
+    return sigmoid(x);
+  }
+  template <class C>
   EXTOPS_FUNCTION static C tanh(C x) {
     return sigmoid(x);
   }
@@ -163,22 +207,22 @@ struct TracedMath {
 };
 
 // A cell's to_c and to_old_c, in either form.
-template <class Cell, class Math, class GradH, class C>
-EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], C squashed)
+template <class Cell, class Math, class GradH, class C, class Squashed>
+EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], Squashed squashed)
     -> decltype(Cell::to_c(grad_h, a, squashed)) {
   return Cell::to_c(grad_h, a, squashed);
 }
-template <class Cell, class Math, class GradH, class C>
-EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], C squashed)
+template <class Cell, class Math, class GradH, class C, class Squashed>
+EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], Squashed squashed)
     -> decltype(Cell::template to_c<Math>(grad_h, a, squashed)) {
   return Cell::template to_c<Math>(grad_h, a, squashed);
 }
-template <class Cell, class Math, class GradC, class C>
-EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], C) -> decltype(Cell::to_old_c(grad_c, a)) {
+template <class Cell, class Math, class GradC, class C, class SavedC>
+EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], SavedC) -> decltype(Cell::to_old_c(grad_c, a)) {
   return Cell::to_old_c(grad_c, a);
 }
-template <class Cell, class Math, class GradC, class C>
-EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], C saved_c)
+template <class Cell, class Math, class GradC, class C, class SavedC>
+EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], SavedC saved_c)
     -> decltype(Cell::template to_old_c<Math>(grad_c, a, saved_c)) {
   return Cell::template to_old_c<Math>(grad_c, a, saved_c);
 }
@@ -198,11 +242,40 @@ class Gradients {
     using C = Traced<kAnswer>;
     C a[Cell::kGates], gradients[Cell::kGates];
     for (C& x : a) x = 1;
-    const C grad_h = C::made(C::kOfH), grad_c = C::made(C::kOfC), number = 1;
-    Cell::template to_gates<TracedMath>(grad_h, grad_c, a, number, number, gradients);
+    const C grad_h = C::made(C::kOfH);
+    StatesOf<Cell, C> grad_c, saved_c;
+    for (int k = 0; k < kCellStates<Cell>; ++k) {
+      number_of(grad_c, k) = C::made(C::kOfC);
+      number_of(saved_c, k) = 1;
+    }
+    const auto squashed = squashed_of(a, saved_c);
+    Cell::template to_gates<TracedMath>(grad_h, grad_c, a, saved_c, squashed, gradients);
     for (int j = 0; j < Cell::kGates; ++j) found.gates[j] |= gradients[j].is;
-    found.to_c |= extops::to_c<Cell, TracedMath>(grad_h, a, number).is;
-    found.to_old_c |= extops::to_old_c<Cell, TracedMath>(grad_c, a, number).is;
+    const auto of_c = extops::to_c<Cell, TracedMath>(grad_h, a, squashed);
+    const auto of_old_c = extops::to_old_c<Cell, TracedMath>(grad_c, a, saved_c);
+    for (int k = 0; k < kCellStates<Cell>; ++k) {
+      found.to_c |= number_of(of_c, k).is;
+      found.to_old_c |= number_of(of_old_c, k).is;
+    }
+  }
+
+  // A number, unless it is of the cell's own type.
+  template <class C, class SavedC>
+  EXTOPS_FUNCTION static auto squashed_of(const C (&a)[Cell::kGates], const SavedC& saved_c) {
+    if constexpr (kCellStates<Cell> == 1) {
+      return C(1);
+    } else {
+      return Cell::template squash<TracedMath>(a, saved_c);
+    }
+  }
+
+  EXTOPS_FUNCTION static bool is_h_the_c() {
+    if constexpr (kCellStates<Cell> == 1) {
+      using Gates = const float (&)[Cell::kGates];
+      return std::is_same_v<decltype(extops::to_c<Cell, TracedMath>(One(), std::declval<Gates>(), 0.f)), One> &&
+             kByH == 0;
+    }
+    return false;
   }
 
   // Of both branches: comparisons are false, then true.
@@ -223,13 +296,10 @@ class Gradients {
  public:
   // Bit k is set if the gradient of pre-activation k starts with grad_h, else it starts with grad_c.
   static constexpr unsigned kByH = gates_that_are(T::kOfH);
-  static constexpr bool kIsHTheC =
-      std::is_same_v<
-          decltype(extops::to_c<Cell, TracedMath>(One(), std::declval<const float (&)[Cell::kGates]>(), 0.f)), One> &&
-      kByH == 0;
+  static constexpr bool kIsHTheC = is_h_the_c();
 
   static_assert(
-      gates_that_are(T::kOfH | T::kOfC) == 0,
+      kCellStates<Cell> > 1 || gates_that_are(T::kOfH | T::kOfC) == 0,
       "to_gates: the gradient of a pre-activation has a part of grad_h and a part of grad_c; a kernel keeps one local "
       "derivative for each, so it must be a multiple of one of them, the same in each branch");
   static_assert(
@@ -239,11 +309,11 @@ class Gradients {
   static_assert((trace().to_old_c & ~T::kOfC) == 0, "to_old_c must return a multiple of grad_c");
 };
 
-template <class C>
+template <class C, class Cs = C>
 struct CellState {
   C h;
-  C c;
-  C saved_c;
+  Cs c;
+  Cs saved_c;
 };
 
 template <class Cell, class Math, class C, int... kGate>
@@ -259,11 +329,11 @@ EXTOPS_FUNCTION void activate(C (&gates)[Cell::kGates]) {
 
 // A step of one unit.
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION CellState<C> cell_forward(const C (&gates)[Cell::kGates], C old_c) {
+EXTOPS_FUNCTION CellState<C, StatesOf<Cell, C>> cell_forward(const C (&gates)[Cell::kGates], StatesOf<Cell, C> old_c) {
   C a[Cell::kGates];
   for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
-  const C c = Cell::template new_c<Math>(a, old_c);
+  const auto c = Cell::template new_c<Math>(a, old_c);
   return {Cell::template output<Math>(a, c), c, Cell::kSavesNewC ? c : old_c};
 }
 
@@ -273,22 +343,34 @@ constexpr bool kIsOfC = [] {
   using C = Traced<false>;
   C gates[Cell::kGates];
   for (C& x : gates) x = 1;
-  cell_forward<Cell, TracedMath>(gates, C(1));
-  Cell::template squash<TracedMath>(gates, C(1));
+  StatesOf<Cell, C> c;
+  for (int k = 0; k < kCellStates<Cell>; ++k) number_of(c, k) = 1;
+  cell_forward<Cell, TracedMath>(gates, c);
+  Cell::template squash<TracedMath>(gates, c);
   return true;
 }();
 
-// Sets the gradients of the pre-activations, and returns dL/d(old c).
+// Sets the gradients of the pre-activations, and returns dL/d(old c). `a` are the pre-activations after `activate`.
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION C
-cell_backward(const C (&gates)[Cell::kGates], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kGates]) {
+EXTOPS_FUNCTION StatesOf<Cell, C> activated_backward(
+    const C (&a)[Cell::kGates], StatesOf<Cell, C> saved_c, C grad_h, StatesOf<Cell, C> grad_c,
+    C (&gradients)[Cell::kGates]) {
+  const auto squashed = Cell::template squash<Math>(a, saved_c);
+  const auto of_new_c = to_c<Cell, Math>(grad_h, a, squashed);
+  for (int k = 0; k < kCellStates<Cell>; ++k) number_of(grad_c, k) += number_of(of_new_c, k);
+  Cell::template to_gates<Math>(grad_h, grad_c, a, saved_c, squashed, gradients);
+  return to_old_c<Cell, Math>(grad_c, a, saved_c);
+}
+
+// The same of the pre-activations themselves.
+template <class Cell, class Math, class C>
+EXTOPS_FUNCTION StatesOf<Cell, C> cell_backward(
+    const C (&gates)[Cell::kGates], StatesOf<Cell, C> saved_c, C grad_h, StatesOf<Cell, C> grad_c,
+    C (&gradients)[Cell::kGates]) {
   C a[Cell::kGates];
   for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
-  const C squashed = Cell::template squash<Math>(a, saved_c);
-  const C of_new_c = grad_c + to_c<Cell, Math>(grad_h, a, squashed);
-  Cell::template to_gates<Math>(grad_h, of_new_c, a, saved_c, squashed, gradients);
-  return to_old_c<Cell, Math>(of_new_c, a, saved_c);
+  return activated_backward<Cell, Math>(a, saved_c, grad_h, grad_c, gradients);
 }
 
 // The local derivatives of a step: the gradients of the pre-activations and old c by dL/dh or dL/dc. One where a

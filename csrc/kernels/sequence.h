@@ -10,6 +10,8 @@
 // Of two directions, the parameters of the second follow those of the first, and its row of a tensor lies behind that
 // of the first for the same step and sample. Below are the shapes for one direction.
 //
+// A cell state has kCellStates numbers of each unit: its tensors have as many rows of state_size for each row below.
+//
 // The "compute type" is float32 for 16-bit types, else the dtype itself. `input_gates`, the cell state between the
 // steps and the gradients of both states are of the compute type; what is saved for the backward is of the dtype.
 #pragma once
@@ -142,10 +144,10 @@ EXTOPS_API Error extops_gemm_cuda(
 // plan        what computes such a problem on the stream: the fastest where that is known or `trial` finds it out, else
 //             the first that can. `trial` may be null.
 // step        the pointwise part of one step, after a GEMM by the caller. Step 0 starts from h_0 and c_0, later
-//             ones from h_n and from the workspace: [batch, state_size] of the compute type. The last one writes c_n.
-//             The backward goes from the last step of the forward to its first, and once more with `step` = `time`,
-//             for grad_h_0 and grad_c_0. Its step 0 reads no `recurrent`; its workspace is [2, batch, state_size] of
-//             the compute type.
+//             ones from h_n and from the workspace: [kCellStates, batch, state_size] of the compute type. The last one
+//             writes c_n. The backward goes from the last step of the forward to its first, and once more with `step` =
+//             `time`, for grad_h_0 and grad_c_0. Its step 0 reads no `recurrent`; its workspace is
+//             [1 + kCellStates, batch, state_size] of the compute type.
 #define EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                                                              \
   EXTOPS_API SequencePlan extops_##cell##_sequence_plan_cuda(                                                 \
       ScalarType dtype, const SequenceSizes& sizes, bool backward, void* stream, const SequenceTrial* trial); \

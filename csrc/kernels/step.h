@@ -86,6 +86,16 @@ template <class Cell>
 constexpr bool kHasOneGradient =
     Cell::kInput == Cell::kGates && Cell::kRecurrent == Cell::kGates && extops::kFirstInputOf<Cell> == 0;
 
+// Calls function(cell) for a cell that has kernels of one step.
+template <class Cell, class Function>
+Error with_step(const Function& function) {
+  if constexpr (extops::kCellStates<Cell> == 1) {
+    return function(Cell());
+  } else {
+    return "no kernel computes one step of such a cell";
+  }
+}
+
 // The parts of a step that a kernel may compute with their GEMMs and sums.
 enum class StepPart : int32_t { kForward, kParametersBackward, kBiasBackward, kInputBackward };
 

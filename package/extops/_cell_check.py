@@ -22,7 +22,7 @@ _TOLERANCES = {
 
 
 def check_cell(cell: LoadedCell, state_sizes: Sequence[int] = (5, 100, 300, 600)) -> None:
-    """Compares a cell of one's own with its step in PyTorch: each gate, both states, the gradients of each, and those
+    """Compares a cell of one's own with its step in PyTorch: each gate, the states, the gradients of each, and those
     of the parameters, on every device that is there, in float64, float32, float16 and bfloat16.
 
     On a GPU, states of different sizes are computed by different kernels, which precompute the local derivatives
@@ -78,6 +78,14 @@ class _Check:
         made[4] /= size**0.5
         if facts.states == 1:
             made[2] = made[1]
+        if facts.cell_states > 1:  # not any numbers are a state, such as one that divides
+            given = (
+                made[0],
+                *made[3:],
+                made[1],
+                torch.zeros(_BATCH, facts.cell_states * size).double(),
+            )
+            made[2] = self.cell.composition.sequence(*given, None)[2]
         return [x.to(self.device, self.dtype) for x in made]
 
     def _check_values(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -86,10 +94,11 @@ class _Check:
         new_cs = [*cells] if self.cell.facts.saves_new_c else [*cells[1:], c_n]
         for t in range(_TIME):
             expected_gates = self.cell.composition.gates(input[t], *parameters, h)
-            for number, found, expected in self._gates(gates[t], expected_gates):
+            for number, found, expected in self._parts(gates[t], expected_gates):
                 self._compare(f"gate {number}", found, expected)
-            h, c = self.cell.step(gates[t], c)
-            self._compare("the new c", new_cs[t], c, "new_c")
+            h, c = self.cell.composition.forward(gates[t], c)
+            for name, found, expected in self._states("the new c", new_cs[t], c):
+                self._compare(name, found, expected, "new_c")
             self._compare("h", output[t], h, "output")
             h = output[t]
         self._compare("the last h", h_n, h)
@@ -113,10 +122,13 @@ class _Check:
             wide: list[Any] = [x if x is None else x.double() for x in arguments]
             expected_gates, expected_h, expected_c = self.cell.composition.sequence_backward(*wide)
             for t in reversed(range(time)):  # the order of the computation
-                for number, found, expected in self._gates(grad_gates[t], expected_gates[t]):
+                for number, found, expected in self._parts(grad_gates[t], expected_gates[t]):
                     what = f"the gradient of gate {number} for {given}"
                     self._compare(what, found, expected, "to_gates and to_c")
-            self._compare(f"the gradient of the old c for {given}", grad_c, expected_c, "to_old_c")
+            for name, found, expected in self._states(
+                "the gradient of the old c", grad_c, expected_c
+            ):
+                self._compare(f"{name} for {given}", found, expected, "to_old_c")
             self._compare(f"the gradient of the old h for {given}", grad_h, expected_h)
 
     def _check_parameters(self, inputs: Sequence[Tensor]) -> None:
@@ -133,10 +145,16 @@ class _Check:
         for name, one, other in zip(names, found, expected, strict=True):
             self._compare(f"the gradient of {name}", one, other)
 
-    def _gates(self, *tensors: Tensor) -> Iterator[Any]:
-        """The number of each gate, and what it is in tensors of a step."""
-        parts = (x.split(self.state_size, dim=1) for x in tensors)
-        return zip(range(self.cell.facts.gates), *parts, strict=True)
+    def _parts(self, *tensors: Tensor) -> Iterator[Any]:
+        """The number of each gate or state of the cell, and what it is in tensors of a step."""
+        parts = zip(*(x.split(self.state_size, dim=1) for x in tensors), strict=True)
+        return ((number, *of_one) for number, of_one in enumerate(parts))
+
+    def _states(self, what: str, *tensors: Tensor) -> Iterator[Any]:
+        """The name of each state of the cell, likewise."""
+        is_alone = self.cell.facts.cell_states == 1
+        parts = self._parts(*tensors)
+        return ((what if is_alone else f"{what}[{x}]", *others) for x, *others in parts)
 
     def _compare(self, what: str, found: Tensor, expected: Tensor, where: str = "") -> None:
         here = f"check_cell: {self.cell.name} on {self.device} in {self.dtype}, {self.state_size} units"

@@ -19,7 +19,7 @@ from extops.ops import compositions
 from extops.ops.compositions import Pair
 from extops.ops.sequence import Cell, as_biases
 
-Step = Callable[[Tensor, Tensor], Pair]
+Step = Callable[..., tuple[Tensor, ...]]
 
 _OPTIMIZE = "-O3", "-std=c++17"
 _VECTORISE = "-fno-math-errno", "-fno-trapping-math"  # as extops_build/libraries.py
@@ -53,7 +53,8 @@ class LoadedCell:
 
     def __post_init__(self) -> None:
         def step(gates: Tensor, old_c: Tensor) -> Pair:
-            return self.step(gates, old_c)
+            h, *new_c = self.step(gates, *_apart(old_c, self.facts.cell_states))
+            return h, _joined(new_c)
 
         self.composition = compositions.cell_of_parts(self.facts, step)
         self.cell = Cell(self.name, composition=self.composition)
@@ -61,7 +62,7 @@ class LoadedCell:
     def __call__(
         self,
         input: Tensor,
-        state: Tensor | tuple[Tensor, Tensor],
+        state: Tensor | tuple[Tensor, ...],
         weight_ih: Tensor,
         weight_hh: Tensor,
         bias: tuple[Tensor, Tensor] | None = None,
@@ -71,23 +72,25 @@ class LoadedCell:
         batch_first: bool = False,
         reverse: bool = False,
     ) -> Any:
-        """As :func:`extops.lstm_sequence` or, of a state that is one tensor, as :func:`extops.gru_sequence`. The
-        ``numbers`` are those of the cell, each ``[S]``, or ``[]`` for all units.
+        """As :func:`extops.lstm_sequence` or, of a state that is one tensor, as :func:`extops.gru_sequence`. A cell
+        with more states than two takes and returns as many in place of ``(h, c)``. The ``numbers`` are those of the
+        cell, each ``[S]``, or ``[]`` for all units.
         """
-        cell = self.cell
+        cell, count = self.cell, self.facts.cell_states
         if isinstance(state, Tensor) and self.facts.states == 2:
             raise TypeError(
                 f"{cell.name}: expected `state` to be a pair of tensors, (h, c), of which the cell has both, "
                 "but got one tensor"
             )
-        pair = (state, state) if isinstance(state, Tensor) else state
-        h_0, c_0 = _checks.as_pair(cell.name, pair)
+        pair = (state, state) if isinstance(state, Tensor) and count == 1 else state
+        h_0, *of_cell = _checks.as_states(cell.name, pair, 1 + count)
+        c_0 = _joined(of_cell)
         biases = as_biases(cell.name, bias)
         if self.facts.numbers or len(numbers):
             weight_ih, biases = self._with_numbers(weight_ih, weight_hh, biases, tuple(numbers))
         arguments = input, weight_ih, weight_hh, *biases, h_0, c_0
         output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
-        return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
+        return output, h_n if isinstance(state, Tensor) else (h_n, *_apart(c_n, count))
 
     def _with_numbers(
         self, weight_ih: Tensor, weight_hh: Tensor, biases: Any, numbers: tuple[Tensor, ...]
@@ -118,6 +121,16 @@ class LoadedCell:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedCell:
         return self  # a process has one, as it has one of a function
+
+
+def _joined(states: Sequence[Tensor]) -> Tensor:
+    """The cell state as operators take it: the numbers of a unit, of all units one after the other."""
+    return states[0] if len(states) == 1 else torch.cat(tuple(states), dim=1)
+
+
+def _apart(c: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The inverse. No result is a view, which a caller could not change in place."""
+    return (c,) if count == 1 else tuple([x.clone() for x in c.chunk(count, dim=1)])
 
 
 loaded: dict[str, LoadedCell] = {}
@@ -251,11 +264,13 @@ class CellLayer(NewLayers):
 
     def _fits(self, input: Tensor, time: int, batch: int) -> bool:
         # The numbers become rows of weights between those of one direction and of the other.
-        return not self._facts.numbers and super()._fits(input, time, batch)
+        # So would the parts of a cell state.
+        facts = self._facts
+        return not facts.numbers and facts.cell_states == 1 and super()._fits(input, time, batch)
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         number = self._number_of_states
-        state = (arguments[0], arguments[1]) if number == 2 else arguments[0]
+        state = arguments[0] if number == 1 else arguments[:number]
         numbers: Tensor | tuple[()] = ()
         weight_ih, weight_hh, *biases = arguments[number:]
         if self._facts.numbers:
@@ -263,7 +278,7 @@ class CellLayer(NewLayers):
         bias = (biases[0], biases[1]) if biases else None
         parameters = weight_ih, weight_hh, bias
         output, last = self.cell(input, state, *parameters, numbers=numbers, **options)
-        return output, last if number == 2 else (last,)
+        return output, last if number > 1 else (last,)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         return tuple(parameters_of(self, self._names(suffix)))

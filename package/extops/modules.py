@@ -153,7 +153,8 @@ def _joined_in_graph(*parameters: Tensor) -> tuple[Tensor, ...]:
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
     # As many names as states: torch.compile of 2.4 refuses others.
-    return zip(("h_0", "c_0")[: len(states)], states, strict=True)
+    names = "h_0", "c_0", *(f"state[{place}]" for place in range(2, len(states)))
+    return zip(names[: len(states)], states, strict=True)
 
 
 def _forward(layers: torch.nn.Module, *arguments: Any) -> tuple[Any, Any]:
@@ -168,7 +169,7 @@ layers.
 
 
 class HasStates:
-    """Has one state or two: of one, programs give and get no tuple."""
+    """Has one state or more: of one, programs give and get no tuple."""
 
     _number_of_states = 2
 
@@ -177,7 +178,8 @@ class HasStates:
         return type(self).__name__
 
     def _as_states(self, state: Any) -> States:
-        return (state,) if self._number_of_states == 1 else _checks.as_pair(self._name, state)
+        number = self._number_of_states
+        return (state,) if number == 1 else _checks.as_states(self._name, state, number)
 
     def _of_states(self, states: States) -> Any:
         return states[0] if self._number_of_states == 1 else states
@@ -348,8 +350,10 @@ class Layers(torch.nn.Module, HasStates):
             parameters = [join(*one, *other) for one, other in pairs]
         of_layers = _beside_each_other if together else Tensor.unbind
         h = of_layers(states[0])
-        c = h if states[-1] is states[0] else of_layers(states[-1])  # zeros are the same for both
-        initial = list(zip(*(h, c)[: len(states)], strict=True))
+        # Zeros are the same for both of two.
+        is_same = len(states) == 2 and states[1] is states[0]
+        others = (h,) if is_same else map(of_layers, states[1:])
+        initial = list(zip(h, *others, strict=True))
         last: list[States] = []
         for at in range(0, len(initial), len(runs)):
             if at > 0:

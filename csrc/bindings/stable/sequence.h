@@ -178,7 +178,8 @@ void run_steps(
   SequenceSizes& sizes = arguments.sizes;
   const Tensor transposed = transpose(own_rows<Cell>(weights_h, sizes));
   const Tensor first = own_columns(h_0, sizes), others = own_columns(h_n, sizes);
-  const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
+  const int64_t carried = kCellStates<Cell> * sizes.batch * sizes.state_size;
+  const Tensor workspace = allocate_bytes(h_0.options(), carried * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
     const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? first : others, transposed);
@@ -324,12 +325,12 @@ std::array<Tensor, 5> run_checked(
                                 [&](Sizes shape, Sizes strides) { return reinterpret(input_gates, shape, strides); })
                           : allocate(options, saved, Cell::kGates * sizes.state_size);
   Tensor output = allocate(options, sizes, sizes.state_size);
-  Tensor cells = allocate(options, saved, sizes.state_size);
+  Tensor cells = allocate(options, saved, kCellStates<Cell> * sizes.state_size);
   if (output.numel() == 0) {
     return {std::move(output), contiguous_copy(h_0), contiguous_copy(c_0), std::move(gates), std::move(cells)};
   }
   Tensor h_n = allocate(options, sizes.batch, sizes.state_size);
-  Tensor c_n = allocate(options, sizes.batch, sizes.state_size);
+  Tensor c_n = allocate(options, sizes.batch, kCellStates<Cell> * sizes.state_size);
   const std::optional<Dense> dense_bias_x = dense(bias_x), dense_bias_h = dense(bias_h);
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
   SequenceArguments arguments{};
@@ -397,8 +398,8 @@ void run_steps_backward(
     ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates) {
   SequenceSizes& sizes = arguments.sizes;
   const Tensor weights = own_rows<Cell>(weights_h, sizes);
-  const Tensor workspace =
-      allocate_bytes(weights_h.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
+  const int64_t carried = (1 + kCellStates<Cell>)*sizes.batch * sizes.state_size;
+  const Tensor workspace = allocate_bytes(weights_h.options(), carried * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step <= sizes.time; ++sizes.step) {
     std::optional<Tensor> recurrent;
@@ -459,8 +460,8 @@ void run_sequence_backward(
 }
 
 // The gradient of the initial state of an empty sequence: that of the last state.
-inline Tensor passed_through(const Tensor* gradient, const Options& options, const SequenceSizes& sizes) {
-  return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
+inline Tensor passed_through(const Tensor* gradient, const Options& options, int64_t batch, int64_t columns) {
+  return gradient == nullptr ? zeros(options, batch, columns) : contiguous_copy(*gradient);
 }
 
 template <class Device, class Cell>
@@ -471,14 +472,15 @@ std::array<Tensor, 3> sequence_backward(
   constexpr const char* kOp = Names<Cell>::kSequenceBackward;
   const Sizes steps = sizes_of(kOp, "cells", cells, 3);
   sizes_of(kOp, "gates", gates, 3);
-  const int64_t directions = directions_of<Device>(steps[2], matrix_sizes(kOp, "weight_hh", weight_hh)[1]);
-  const SequenceTableSizes table{steps[0], steps[1], 0, steps[2], steps[2] / directions};
+  const int64_t units = steps[2] / kCellStates<Cell>;
+  const int64_t directions = directions_of<Device>(units, matrix_sizes(kOp, "weight_hh", weight_hh)[1]);
+  const SequenceTableSizes table{steps[0], steps[1], 0, units, units / directions};
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weight_hh, &gates, &cells};
   check<SequenceBackwardTensors<Cell>>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
   const Rows weights_h(weight_hh, kSequenceAlignment);
   const SequenceSizes sizes =
-      laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, 1, reverse, 1, 0, 0}, gates);
+      laid_out_like({steps[0], steps[1], units, weights_h.stride(), 0, 0, 1, reverse, 1, 0, 0}, gates);
   const Options options = gates.options();
   const std::optional<Dense> dense_lengths = check_lengths(kOp, get(lengths), sizes, options);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
@@ -486,11 +488,11 @@ std::array<Tensor, 3> sequence_backward(
   Tensor grad_gates = allocate(options, sizes, Cell::kGates * sizes.state_size);
   if (cells.numel() == 0) {
     return {
-        std::move(grad_gates), passed_through(get(grad_h_n), options, sizes),
-        passed_through(get(grad_c_n), options, sizes)};
+        std::move(grad_gates), passed_through(get(grad_h_n), options, sizes.batch, units),
+        passed_through(get(grad_c_n), options, sizes.batch, steps[2])};
   }
   Tensor grad_h_0 = allocate(options, sizes.batch, sizes.state_size);
-  Tensor grad_c_0 = allocate(options, sizes.batch, sizes.state_size);
+  Tensor grad_c_0 = allocate(options, sizes.batch, steps[2]);
   std::optional<Tensor> dense_grad_output;
   if (get(grad_output) != nullptr) dense_grad_output = rows_of(*grad_output, sizes, true);
   const Tensor dense_gates = rows_of(gates, sizes, true), dense_cells = rows_of(cells, sizes, true);

@@ -298,10 +298,8 @@ std::array<Tensor, 2> step_input_backward_of_joined(
       allow_tf32);
 }
 
-// All operators of a cell.
 template <class Device, class Cell, class Library>
-void register_cell(Library& library) {
-  register_sequence<Device, Cell>(library);
+void register_step(Library& library) {
   if constexpr (kIsJoined<Cell>) {
     library.impl(Names<Cell>::kStep, &Boxed<&step_of_joined<Device, Cell>>::call);
     library.impl(Names<Cell>::kStepInputBackward, &Boxed<&step_input_backward_of_joined<Device, Cell>>::call);
@@ -311,6 +309,13 @@ void register_cell(Library& library) {
   }
   library.impl(Names<Cell>::kStepBackward, &Boxed<&step_backward<Device, Cell>>::call);
   library.impl(Names<Cell>::kStepParametersBackward, &Boxed<&step_parameters_backward<Device, Cell>>::call);
+}
+
+// All operators of a cell.
+template <class Device, class Cell, class Library>
+void register_cell(Library& library) {
+  register_sequence<Device, Cell>(library);
+  if constexpr (kCellStates<Cell> == 1) register_step<Device, Cell>(library);
 }
 
 }  // namespace extops::stable

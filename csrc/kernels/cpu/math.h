@@ -1,5 +1,5 @@
-// exp, expm1, sigmoid and tanh as straight-line arithmetic, which the compiler vectorises. Relative error below 2 units
-// in the last place; overflow, underflow and NaN behave as in libm.
+// exp, expm1, sigmoid, log_sigmoid and tanh as straight-line arithmetic, which the compiler vectorises. Relative error
+// below 2 units in the last place; overflow, underflow and NaN behave as in libm.
 #pragma once
 
 #include <array>
@@ -102,6 +102,16 @@ template <class T>
   return 1 / (1 + exp(-x));
 }
 
+// -log(1 + e^-x): with y = e^-|x|, log(1 + y) is twice the area tangent of y / (2 + y), which is at most 1/3.
+template <class T>
+[[gnu::always_inline]] inline T log_sigmoid(T x) {
+  constexpr int kTerms = sizeof(T) == 4 ? 8 : 17;
+  const T y = exp(x < 0 ? x : -x), s = y / (2 + y);
+  T sum = T(1) / (2 * kTerms - 1);
+  for (int k = kTerms - 1; k > 0; --k) sum = sum * (s * s) + T(1) / (2 * k - 1);
+  return (x < 0 ? x : T(0)) - 2 * s * sum;
+}
+
 template <class T>
 [[gnu::always_inline]] inline T tanh(T x) {
   constexpr T kSaturated = 20;  // tanh rounds to 1 from here on, in double too
@@ -121,6 +131,10 @@ struct Math {
   template <class C>
   [[gnu::always_inline]] static C sigmoid(C x) {
     return cpu::sigmoid(x);
+  }
+  template <class C>
+  [[gnu::always_inline]] static C log_sigmoid(C x) {
+    return cpu::log_sigmoid(x);
   }
   template <class C>
   [[gnu::always_inline]] static C tanh(C x) {

@@ -166,18 +166,26 @@ struct Slice {
 
   int64_t offset(int64_t t, const Row& row) const { return t * sizes.time_stride + row.sample * sizes.batch_stride; }
 
-  // A state of [batch, units], or zeros, by the slice's rows.
+  // A state of [batch, kCount, units], or zeros, by the slice's rows.
+  template <int kCount = 1>
   [[gnu::always_inline]] Vectors<Vec> load_state(const void* from) const {
-    Vectors<Vec> state(rows.size() * vectors);
+    Vectors<Vec> state(rows.size() * kCount * vectors);
     for (size_t r = 0; from != nullptr && r < rows.size(); ++r) {
-      load_row(static_cast<const T*>(from) + rows[r].sample * units, state[r * vectors].at, units);
+      for (int k = 0; k < kCount; ++k) {
+        const int64_t row = rows[r].sample * kCount + k;
+        load_row(static_cast<const T*>(from) + row * units, state[(r * kCount + k) * vectors].at, units);
+      }
     }
     return state;
   }
 
+  template <int kCount = 1>
   [[gnu::always_inline]] void store_state(const Vectors<Vec>& state, void* to) const {
     for (size_t r = 0; r < rows.size(); ++r) {
-      store_row(state[r * vectors].at, static_cast<T*>(to) + rows[r].sample * units, units);
+      for (int k = 0; k < kCount; ++k) {
+        const int64_t row = rows[r].sample * kCount + k;
+        store_row(state[(r * kCount + k) * vectors].at, static_cast<T*>(to) + row * units, units);
+      }
     }
   }
 
@@ -270,6 +278,19 @@ template <class Cell, class C, int... kGate>
   ((to[kGate * stride] = from[kGate]), ...);
 }
 
+// The cell state of unit j, likewise.
+template <class Cell, class C>
+[[gnu::always_inline]] inline StatesOf<Cell, C> load_cell(const C* from, int64_t stride) {
+  StatesOf<Cell, C> c;
+  for (int k = 0; k < kCellStates<Cell>; ++k) number_of(c, k) = from[k * stride];
+  return c;
+}
+
+template <class Cell, class C>
+[[gnu::always_inline]] inline void store_cell(const StatesOf<Cell, C>& c, C* to, int64_t stride) {
+  for (int k = 0; k < kCellStates<Cell>; ++k) to[k * stride] = number_of(c, k);
+}
+
 template <class Cell, class C, int kGate = 0, class Between>
 [[gnu::always_inline]] inline void activate_rows(C* rows, int64_t padded, const Between& between) {
   between(kGate);
@@ -297,13 +318,13 @@ struct Advance {
     for (int64_t j = 0; j < padded; ++j) {
       C a[Cell::kGates];
       load_gates<Cell>(gates + j, padded, a, kAll);
-      cells[j] = Cell::template new_c<Math>(a, cells[j]);
+      store_cell<Cell>(Cell::template new_c<Math>(a, load_cell<Cell>(cells + j, padded)), cells + j, padded);
     }
 #pragma GCC ivdep
     for (int64_t j = 0; j < padded; ++j) {
       C a[Cell::kGates];
       load_gates<Cell>(gates + j, padded, a, kAll);
-      h[j] = Cell::template output<Math>(a, cells[j]);
+      h[j] = Cell::template output<Math>(a, load_cell<Cell>(cells + j, padded));
     }
   }
 
@@ -331,20 +352,33 @@ struct Retreat {
     constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
     const int64_t padded = vectors * Vector<C, kBytes>::kLanes;
     activate_rows<Cell>(gates, padded, [](int) __attribute__((always_inline)) {});
+    if constexpr (kCellStates<Cell> > 1) {
 #pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kGates];
-      load_gates<Cell>(gates + j, padded, a, kAll);
-      squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
-    }
+      for (int64_t j = 0; j < padded; ++j) {
+        C a[Cell::kGates], gradients[Cell::kGates];
+        load_gates<Cell>(gates + j, padded, a, kAll);
+        const StatesOf<Cell, C> old_c = load_cell<Cell>(saved_c + j, padded);
+        const StatesOf<Cell, C> grad_c = load_cell<Cell>(grad_cells + j, padded);
+        store_cell<Cell>(
+            activated_backward<Cell, Math>(a, old_c, grad_h[j], grad_c, gradients), grad_cells + j, padded);
+        store_gates<Cell>(gradients, gates + j, padded, kAll);
+      }
+    } else {
 #pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kGates], gradients[Cell::kGates];
-      load_gates<Cell>(gates + j, padded, a, kAll);
-      const C grad_c = grad_cells[j] + to_c<Cell, Math>(grad_h[j], a, squashed[j]);
-      Cell::template to_gates<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
-      store_gates<Cell>(gradients, gates + j, padded, kAll);
-      grad_cells[j] = to_old_c<Cell, Math>(grad_c, a, saved_c[j]);
+      for (int64_t j = 0; j < padded; ++j) {
+        C a[Cell::kGates];
+        load_gates<Cell>(gates + j, padded, a, kAll);
+        squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
+      }
+#pragma GCC ivdep
+      for (int64_t j = 0; j < padded; ++j) {
+        C a[Cell::kGates], gradients[Cell::kGates];
+        load_gates<Cell>(gates + j, padded, a, kAll);
+        const C grad_c = grad_cells[j] + to_c<Cell, Math>(grad_h[j], a, squashed[j]);
+        Cell::template to_gates<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
+        store_gates<Cell>(gradients, gates + j, padded, kAll);
+        grad_cells[j] = to_old_c<Cell, Math>(grad_c, a, saved_c[j]);
+      }
     }
   }
 };
@@ -358,10 +392,10 @@ class Forward {
         steps_(in.sizes, in.recurrent != nullptr),
         weights_(in.sizes, in.recurrent == nullptr ? in.weights_h : nullptr, in.workspace),
         bias_(slice_.vectors * Cell::kGates),
-        unkept_(in.gates == nullptr ? slice_.units : 0),
+        unkept_(in.gates == nullptr ? kStates * slice_.units : 0),
         gates_(slice_.rows.size() * slice_.vectors * Cell::kGates),
         h_(slice_.load_state(steps_.first > 0 ? in.h_n : in.h_0)),
-        cells_(slice_.load_state(steps_.first > 0 ? in.c_n : in.c_0)) {
+        cells_(slice_.template load_state<kStates>(steps_.first > 0 ? in.c_n : in.c_0)) {
     const int64_t units = slice_.units;
     for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
       C* const bias = bias_[gate * slice_.vectors].at;
@@ -390,16 +424,17 @@ class Forward {
     slice_.clear_padding(in_.output, slice_.units);
     if (in_.gates != nullptr) {
       slice_.clear_padding(in_.gates, Cell::kGates * slice_.units);
-      slice_.clear_padding(in_.cells, slice_.units);
+      slice_.clear_padding(in_.cells, kStates * slice_.units);
     }
     slice_.store_state(h_, in_.h_n);
-    slice_.store_state(cells_, in_.c_n);
+    slice_.template store_state<kStates>(cells_, in_.c_n);
   }
 
  private:
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
+  static constexpr int kStates = kCellStates<Cell>;
   static constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
 
   [[gnu::always_inline]] void load_recurrent() {
@@ -421,11 +456,11 @@ class Forward {
     const int64_t row = slice_.offset(t, slice_.rows[r]);
     C* const gates = gates_[r * slice_.vectors * Cell::kGates].at;
     add_up(row, gates, padded, kAll);
-    C* const cells = cells_[r * slice_.vectors].at;
+    C* const cells = cells_[r * kStates * slice_.vectors].at;
     C* const h = h_[r * slice_.vectors].at;
     const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]);
-    T* const saved_c = kept(in_.cells, row * units);
-    if constexpr (!Cell::kSavesNewC) store_row(cells, saved_c, units);
+    T* const saved_c = kept(in_.cells, row * kStates * units);
+    for (int k = 0; k < kStates && !Cell::kSavesNewC; ++k) store_row(cells + k * padded, saved_c + k * units, units);
     run_with_width<kBytes>(Advance<Cell, C, kBytes>{
         units, slice_.vectors, gates, cells, h, static_cast<const C*>(in_.input_gates) + next * Cell::kInput * units});
     if constexpr (Cell::kSavesNewC) store_row(cells, saved_c, units);
@@ -475,10 +510,10 @@ class Backward {
         slice_(in.sizes, in.lengths, begin, end, kGroup),
         steps_(in.sizes, in.weights_h == nullptr),
         weights_(in.sizes, in.weights_h, in.workspace),
-        row_(slice_.vectors * (Cell::kGates + 2)),
+        row_(slice_.vectors * (Cell::kGates + kStates + 1)),
         grad_gates_(slice_.rows.size() * depth()),
         grad_h_(slice_.load_state(steps_.first > 0 ? in.grad_h_0 : in.grad_h_n)),
-        grad_cells_(slice_.load_state(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {}
+        grad_cells_(slice_.template load_state<kStates>(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {}
 
   [[gnu::always_inline]] void run() {
     for (int64_t step = steps_.first; step < steps_.end; ++step) {
@@ -493,13 +528,14 @@ class Backward {
     }
     slice_.clear_padding(in_.grad_gates, Cell::kGates * slice_.units);
     slice_.store_state(grad_h_, in_.grad_h_0);
-    slice_.store_state(grad_cells_, in_.grad_c_0);
+    slice_.template store_state<kStates>(grad_cells_, in_.grad_c_0);
   }
 
  private:
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
+  static constexpr int kStates = kCellStates<Cell>;
   static constexpr int kGroup = kVectorsOfTile<true>;
 
   int64_t depth() const { return Cell::kRecurrent * slice_.units; }
@@ -510,12 +546,13 @@ class Backward {
     const int64_t row = slice_.offset(t, slice_.rows[r]);
     C* const gates = row_[0].at;
     C* const saved_c = gates + Cell::kGates * padded;
-    C* const squashed = saved_c + padded;
+    C* const squashed = saved_c + kStates * padded;
     C* const grad_h = grad_h_[r * slice_.vectors].at;
-    C* const grad_cells = grad_cells_[r * slice_.vectors].at;
+    C* const grad_cells = grad_cells_[r * kStates * slice_.vectors].at;
     const T* const saved_gates = static_cast<const T*>(in_.gates) + row * Cell::kGates * units;
     for (int64_t k = 0; k < Cell::kGates; ++k) load_row(saved_gates + k * units, gates + k * padded, units);
-    load_row(static_cast<const T*>(in_.cells) + row * units, saved_c, units);
+    const T* const cells = static_cast<const T*>(in_.cells) + row * kStates * units;
+    for (int k = 0; k < kStates; ++k) load_row(cells + k * units, saved_c + k * padded, units);
     if (in_.grad_output != nullptr) {
       const T* const grad_output = static_cast<const T*>(in_.grad_output) + row * units;
 #pragma GCC ivdep
@@ -531,7 +568,7 @@ class Backward {
   Slice<T, kBytes> slice_;
   StepRange steps_;
   PackedWeights<Cell, T, kBytes, true> weights_;
-  Vectors<Vec> row_;           // gates or their gradients, saved_c, squashed: [kGates + 2, vectors of units]
+  Vectors<Vec> row_;           // gates or their gradients, saved_c, squashed: [kGates + kStates + 1, vectors of units]
   std::vector<C> grad_gates_;  // of the recurrent ones: [rows, depth]
   Vectors<Vec> grad_h_;        // [rows, vectors of units]
   Vectors<Vec> grad_cells_;

@@ -416,9 +416,11 @@ Error run(ScalarType dtype, const StepBackwardArguments& in, int64_t begin, int6
     return extops::cpu::step::is_small<Cell>(dtype, sizes);                                                      \
   }                                                                                                              \
   Error extops_##cell##_step_cpu(ScalarType dtype, const StepArguments& arguments, int64_t begin, int64_t end) { \
-    return extops::cpu::step::run<Cell>(dtype, arguments, begin, end);                                           \
+    return with_step<Cell>(                                                                                      \
+        [&](auto cell) { return extops::cpu::step::run<decltype(cell)>(dtype, arguments, begin, end); });        \
   }                                                                                                              \
   Error extops_##cell##_step_backward_cpu(                                                                       \
       ScalarType dtype, const StepBackwardArguments& arguments, int64_t begin, int64_t end) {                    \
-    return extops::cpu::step::run<Cell>(dtype, arguments, begin, end);                                           \
+    return with_step<Cell>(                                                                                      \
+        [&](auto cell) { return extops::cpu::step::run<decltype(cell)>(dtype, arguments, begin, end); });        \
   }

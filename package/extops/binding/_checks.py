@@ -125,7 +125,7 @@ def check_int64_lengths(op: str, lengths: Tensor, like: Tensor, batch: int) -> N
 
 
 def as_pair(
-    op: str, pair: tuple[Tensor, Tensor], name: str = "state", items: str = "(h, c)"
+    op: str, pair: tuple[Tensor, ...], name: str = "state", items: str = "(h, c)"
 ) -> tuple[Tensor, Tensor]:
     """Two tensors, the hidden and the cell state unless said otherwise, where ``pair`` is these two."""
     try:
@@ -135,6 +135,19 @@ def as_pair(
         found = f"{type(pair).__name__}{given}"
         raise unfit(op, name, f"to be a pair of tensors, {items}", found, TypeError) from None
     return first, second
+
+
+def as_states(op: str, state: Any, number: int) -> tuple[Tensor, ...]:
+    """The hidden state and those of the cell, where ``state`` is these."""
+    if number == 2:
+        return as_pair(op, state)
+    if not (isinstance(state, (tuple, list)) and len(state) == number):
+        given = f" of {len(state)} items" if hasattr(state, "__len__") else ""
+        raise TypeError(
+            f"{op}: expected `state` to be {number} tensors, h and {number - 1} of the cell, "
+            f"but got {type(state).__name__}{given}"
+        )
+    return tuple(state)
 
 
 def refuse_script(module: torch.nn.Module) -> NoReturn:

@@ -144,7 +144,12 @@ class CellFacts:
     recurrent: int
     saves_new_c: int
     states: int
-    """One where the hidden state is the cell state."""
+    """One where the hidden state is the cell state; more than two where the cell state is several numbers of a unit."""
+
+    @property
+    def cell_states(self) -> int:
+        """How many numbers of a unit the cell state is."""
+        return max(self.states - 1, 1)
 
     @property
     def has_one_gradient(self) -> bool:

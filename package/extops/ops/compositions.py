@@ -132,6 +132,8 @@ class Cell:
     forward: Callable[[Tensor, Tensor], Pair]
     saves_new_c: bool
     """Whether :meth:`backward` gets the cell state after the step, or the one before."""
+    cell_states: int = 1
+    """How many numbers of a unit the cell state is: the first of all units, then the second."""
 
     def backward(self, grad_h: Tensor, grad_c: Tensor, gates: Tensor, saved_c: Tensor) -> Pair:
         """The gradients of ``forward`` for its gates and its old cell state."""
@@ -163,8 +165,8 @@ class Cell:
         if len(input) == 0:
             gates = self.gates(input.flatten(0, 1), *parameters, h[:0])
             gates = gates.reshape(0, len(h), gates.shape[1])
-            output, cells = (gates.narrow(2, 0, h.shape[1]) for _ in range(2))
-            return output, h, c, gates, cells
+            output = gates.narrow(2, 0, h.shape[1])
+            return output, h, c, gates, torch.cat([output] * self.cell_states, dim=2)
         if lengths is not None:
             valid = valid_steps(lengths, len(input)).unsqueeze(2)
             # The gradient of the weights is a GEMM with the whole input, and zero times infinity or NaN is NaN.
@@ -202,9 +204,11 @@ class Cell:
         reverse: bool = False,
     ) -> tuple[Tensor, ...]:
         """The gradients of :meth:`sequence` for its gates and both of its first states."""
-        time, batch, state_size = cells.shape
-        zeros = cells.new_zeros(batch, state_size)
-        grad_h, grad_c = ((zeros if g is None else g).clone() for g in (grad_h_n, grad_c_n))
+        time, batch, width = cells.shape
+        state_size = width // self.cell_states
+        zeros = cells.new_zeros(batch, width)
+        grad_h = (zeros.narrow(1, 0, state_size) if grad_h_n is None else grad_h_n).clone()
+        grad_c = zeros if grad_c_n is None else grad_c_n.clone()
         if time == 0:
             return gates.clone(), grad_h, grad_c
         if lengths is not None:
@@ -239,7 +243,7 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
 def cell_of_parts(facts: _schemas.CellFacts, forward: Callable[[Tensor, Tensor], Pair]) -> Cell:
     """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
     gates = functools.partial(gates_of_parts, count=facts.gates, first_input=facts.first_input)
-    return Cell(gates, forward, bool(facts.saves_new_c))
+    return Cell(gates, forward, bool(facts.saves_new_c), facts.cell_states)
 
 
 _lltm = Cell(lltm_gates, lltm_cell, bool(_schemas.CELLS["lltm"].saves_new_c))

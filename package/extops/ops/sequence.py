@@ -73,8 +73,8 @@ class Cell:
             return kept(training, *self.composition(*inputs, reverse=direction))
 
         def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
-            *_, weights, _, cells, _ = inputs
-            if weights.shape[1] == cells.shape[2]:
+            *_, weights, gates, _, _ = inputs
+            if weights.shape[1] * self.step.facts.gates == gates.shape[2]:
                 return reference_backward(*inputs, reverse=reverse)
             return _by_directions(reference_backward, inputs, (2, 1, 1, 0, 2, 2, None))
 

@@ -25,8 +25,11 @@ class Step:
         self.name = name = f"{cell}_step"
         self.facts = facts = _schemas.CELLS[cell]
         self.number_of_states = facts.states
-        self.weights = (len(_schemas.OPERATORS[name].arguments) - 3) // 2
+        self.weights = 2
         """And as many biases: two, or one where both are joined."""
+        if facts.cell_states > 1:
+            return  # there is no such operator: see `serves`
+        self.weights = (len(_schemas.OPERATORS[name].arguments) - 3) // 2
         self.saves_new_c = bool(facts.saves_new_c)
         self.composition = composition
         self.operator = getattr(torch.ops.extops, name).default

@@ -22,6 +22,10 @@ struct ExactMath {
     return reciprocal(1 + exponential(-x));
   }
   template <class C>
+  __device__ static C log_sigmoid(C x) {
+    return (x < 0 ? x : 0) - ::log1p(exponential(x < 0 ? x : -x));
+  }
+  template <class C>
   __device__ static C elu(C x) {
     const C tail = expm1(x > 0 ? 0 : x);  // so that no branch is needed
     return x > 0 ? x : tail;
@@ -46,6 +50,7 @@ struct FastMath {
     return result;
   }
   __device__ static float sigmoid(float x) { return __fdividef(1, 1 + exp(-x)); }
+  __device__ static float log_sigmoid(float x) { return (x < 0 ? x : 0) - __logf(1 + exp(-fabsf(x))); }
   __device__ static float elu(float x) {
     const float tail = expm1(x > 0 ? 0 : x);
     return x > 0 ? x : tail;

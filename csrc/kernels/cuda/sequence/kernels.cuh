@@ -29,7 +29,12 @@ __global__ void __launch_bounds__(kThreads)
   for_each_cell(steps, [&](int64_t item, int sample, int unit) {
     const int64_t place = steps.row(t, sample);
     const int64_t state = steps.state(sample, unit);
-    C c = step == 0 ? load(in.c_0[state]) : carried[item];
+    const int64_t first = steps.template cell<Cell>(steps.state_row(sample), 0, unit);
+    const auto of_c = [&](int k) { return first + int64_t{k} * steps.state_size; };
+    const auto of_carried = [&](int k) { return int64_t{k} * steps.batch * steps.state_size + item; };
+    StatesOf<Cell, C> c;
+    unrolled<kCellStates<Cell>>(
+        [&](int k) { number_of(c, k) = step == 0 ? load(in.c_0[of_c(k)]) : carried[of_carried(k)]; });
     if (t < steps.length(sample)) {
       C gates[Cell::kGates];
 #pragma unroll
@@ -41,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
         if (of_recurrent >= 0) sum += recurrent[at(sample, Cell::kRecurrent, of_recurrent)];
       }
       round_to<T>(gates);
-      const CellState<C> found = cell_forward<Cell, MathOf<T>>(gates, c);
+      const auto found = cell_forward<Cell, MathOf<T>>(gates, c);
       store_cell(in, place, unit, gates, found);
       c = found.c;
       store(in.h_n[state], found.h);
@@ -49,8 +54,10 @@ __global__ void __launch_bounds__(kThreads)
       store_cell<Cell, T, C>(in, place, unit);
       if (step == 0) in.h_n[state] = in.h_0[state];
     }
-    carried[item] = c;
-    if (step == steps.time - 1) store(in.c_n[state], c);
+    unrolled<kCellStates<Cell>>([&](int k) {
+      carried[of_carried(k)] = number_of(c, k);
+      if (step == steps.time - 1) store(in.c_n[of_c(k)], number_of(c, k));
+    });
   });
 }
 
@@ -66,23 +73,35 @@ __global__ void __launch_bounds__(kThreads)
     const int length = steps.length(sample);
     const int64_t state = steps.state(sample, unit);
     C grad_h = step == 0 ? load_if_present(in.grad_h_n, state) : previous < length ? recurrent[item] : carried_h[item];
-    C grad_c = step == 0 ? load_if_present(in.grad_c_n, state) : carried_c[item];
+    const auto of_c = [&](int k) { return steps.template cell<Cell>(steps.state_row(sample), k, unit); };
+    const auto of_carried = [&](int k) { return int64_t{k} * steps.batch * steps.state_size + item; };
+    StatesOf<Cell, C> grad_c;
+    unrolled<kCellStates<Cell>>([&](int k) {
+      number_of(grad_c, k) = step == 0 ? load_if_present(in.grad_c_n, of_c(k)) : carried_c[of_carried(k)];
+    });
     if (step == steps.time) {
       store(in.grad_h_0[state], grad_h);
-      store(in.grad_c_0[state], grad_c);
+      unrolled<kCellStates<Cell>>([&](int k) { store(in.grad_c_0[of_c(k)], number_of(grad_c, k)); });
       return;
     }
     const int64_t place = steps.row(t, sample);
     T* const grad_gates = in.grad_gates + place * Cell::kGates * steps.state_size + unit;
     C gradients[Cell::kGates] = {};
     if (t < length) {
-      const LocalDerivatives<Cell, C> derivatives = local_derivatives_at<MathOf<T>>(in, place, unit);
-      const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
-      apply_local_derivatives(derivatives, upstream, grad_c, gradients);
+      if constexpr (kCellStates<Cell> == 1) {
+        const LocalDerivatives<Cell, C> derivatives = local_derivatives_at<MathOf<T>>(in, place, unit);
+        const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
+        apply_local_derivatives(derivatives, upstream, grad_c, gradients);
+      } else {
+        C gates[Cell::kGates];
+        const StatesOf<Cell, C> saved_c = load_cell<Cell, T>(in, place, unit, gates);
+        const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
+        grad_c = cell_backward<Cell, MathOf<T>>(gates, saved_c, upstream, grad_c, gradients);
+      }
     }
     unrolled<Cell::kGates>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
     carried_h[item] = grad_h;
-    carried_c[item] = grad_c;
+    unrolled<kCellStates<Cell>>([&](int k) { carried_c[of_carried(k)] = number_of(grad_c, k); });
   });
 }
 

@@ -42,9 +42,13 @@ struct Steps {
   __device__ bool is_reverse() const { return reverse != (direction() > 0); }
 
   __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride + direction(); }
-  // The place of a unit in tensors of [batch, state_size].
-  __device__ int64_t state(int sample, int unit) const {
-    return (sample * state_stride + direction()) * state_size + unit;
+  // The row of a sample in tensors of [batch, state_size], and the place of a unit.
+  __device__ int64_t state_row(int sample) const { return sample * state_stride + direction(); }
+  __device__ int64_t state(int sample, int unit) const { return state_row(sample) * state_size + unit; }
+  // The places of a unit's cell state in tensors of it, for a row of another one.
+  template <class Cell>
+  __device__ int64_t cell(int64_t row, int number, int unit) const {
+    return (row * kCellStates<Cell> + number) * state_size + unit;
   }
   // The recurrent weights of this direction.
   template <class Cell, class T>
@@ -170,24 +174,38 @@ __device__ void round_to(C (&values)[kCount]) {
 template <class Cell, class T, class C>
 __device__ void store_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&gates)[Cell::kGates] = {},
-    const CellState<C>& state = {}) {
+    const CellState<C, StatesOf<Cell, C>>& state = {}) {
   const int state_size = in.steps.state_size;
   if (in.is_training()) {
     T* const to = in.gates + place * Cell::kGates * state_size + unit;
     unrolled<Cell::kGates>([&](int g) { store(to[int64_t{g} * state_size], gates[g]); });
-    store(in.cells[place * state_size + unit], state.saved_c);
+#pragma unroll
+    for (int k = 0; k < kCellStates<Cell>; ++k) {
+      store(in.cells[(place * kCellStates<Cell> + k) * state_size + unit], number_of(state.saved_c, k));
+    }
   }
   store(in.output[place * state_size + unit], state.h);
+}
+
+// Loads what the forward saved of a step.
+template <class Cell, class T, class C>
+__device__ StatesOf<Cell, C> load_cell(
+    const SequenceBackward<Cell, T>& in, int64_t place, int unit, C (&gates)[Cell::kGates]) {
+  const int state_size = in.steps.state_size;
+  unrolled<Cell::kGates>([&](int g) { gates[g] = load(in.gates[(place * Cell::kGates + g) * state_size + unit]); });
+  StatesOf<Cell, C> c;
+  unrolled<kCellStates<Cell>>(
+      [&](int k) { number_of(c, k) = load(in.cells[in.steps.template cell<Cell>(place, k, unit)]); });
+  return c;
 }
 
 // The local derivatives of a step.
 template <class Math, class Cell, class T, class C = typename Compute<T>::type>
 __device__ LocalDerivatives<Cell, C> local_derivatives_at(
     const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
-  const int state_size = in.steps.state_size;
   C gates[Cell::kGates];
-  unrolled<Cell::kGates>([&](int g) { gates[g] = load(in.gates[(place * Cell::kGates + g) * state_size + unit]); });
-  return local_derivatives<Cell, Math>(gates, C(load(in.cells[place * state_size + unit])));
+  const C saved_c = load_cell<Cell, T>(in, place, unit, gates);
+  return local_derivatives<Cell, Math>(gates, saved_c);
 }
 
 // Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of

@@ -192,21 +192,28 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
 
 }  // namespace extops::cuda::step
 
-#define EXTOPS_STEP_CUDA(cell, Cell)                                                                                 \
-  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes, StepPart part) {             \
-    return extops::cuda::step::alignment<Cell>(dtype, sizes, part);                                                  \
-  }                                                                                                                  \
-  Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream) {                  \
-    return extops::cuda::step::launch_forward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));            \
-  }                                                                                                                  \
-  Error extops_##cell##_step_backward_cuda(ScalarType dtype, const StepBackwardArguments& arguments, void* stream) { \
-    return extops::cuda::step::launch_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));           \
-  }                                                                                                                  \
-  Error extops_##cell##_step_bias_backward_cuda(                                                                     \
-      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                                  \
-    return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));      \
-  }                                                                                                                  \
-  Error extops_##cell##_step_input_backward_cuda(                                                                    \
-      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                                 \
-    return extops::cuda::step::launch_input_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));     \
+#define EXTOPS_STEP_CUDA(cell, Cell)                                                                                   \
+  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes, StepPart part) {               \
+    return extops::cuda::step::alignment<Cell>(dtype, sizes, part);                                                    \
+  }                                                                                                                    \
+  Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream) {                    \
+    return with_step<Cell>([&](auto cell) {                                                                            \
+      return extops::cuda::step::launch_forward<decltype(cell)>(dtype, arguments, static_cast<cudaStream_t>(stream));  \
+    });                                                                                                                \
+  }                                                                                                                    \
+  Error extops_##cell##_step_backward_cuda(ScalarType dtype, const StepBackwardArguments& arguments, void* stream) {   \
+    return with_step<Cell>([&](auto cell) {                                                                            \
+      return extops::cuda::step::launch_backward<decltype(cell)>(dtype, arguments, static_cast<cudaStream_t>(stream)); \
+    });                                                                                                                \
+  }                                                                                                                    \
+  Error extops_##cell##_step_bias_backward_cuda(                                                                       \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                                    \
+    return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));        \
+  }                                                                                                                    \
+  Error extops_##cell##_step_input_backward_cuda(                                                                      \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                                   \
+    return with_step<Cell>([&](auto cell) {                                                                            \
+      return extops::cuda::step::launch_input_backward<decltype(cell)>(                                                \
+          dtype, arguments, static_cast<cudaStream_t>(stream));                                                        \
+    });                                                                                                                \
   }
