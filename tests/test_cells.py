@@ -855,6 +855,8 @@ def test_constants_that_compile(right: str) -> None:
         ("static constexpr int kInput = 1, kRecurrent = 1;", "expected each of the kGates gates"),
         ("static constexpr int kFirstInput = 3;", "kFirstInput: expected 0 to kInput - 1"),
         (NEW_C.replace("NUMBER", "0.1f"), "a cell's numbers must be double"),
+        ("static constexpr int kCellStates = 0;", "kCellStates: expected at least 1"),
+        ("static constexpr int kCellStates = 2;", "kSavesNewC to be false where it is more"),
     ],
 )
 def test_constants_that_do_not_compile(wrong: str, message: str) -> None:

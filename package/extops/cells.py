@@ -148,11 +148,13 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> LoadedCel
         name: that of ``EXTOPS_CELL`` in the sources; the operator is ``torch.ops.extops.<name>_sequence``.
         sources: a C++ file and a CUDA file, which is left out where torch has no GPU.
         step: one step in PyTorch, for gradients of higher order: ``step(gates, old_c)`` gives ``h`` and the new
-            ``c``, where ``gates`` is ``[B, kGates * S]``. :func:`extops.check_cell` compares it with the sources.
+            ``c``, where ``gates`` is ``[B, kGates * S]``; or as many of each ``c`` as ``kCellStates`` says.
+            :func:`extops.check_cell` compares it with the sources.
 
     Returns:
         A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
-        :func:`extops.gru_sequence` if the state is ``h_0``, which a cell can whose ``h`` is its ``c``. It can be
+        :func:`extops.gru_sequence` if the state is ``h_0``, which a cell can whose ``h`` is its ``c``. A cell with more
+        states has one tensor for each. It can be
         pickled, if ``step`` can: the process that loads it needs the sources, and compiles nothing that is compiled.
         :func:`extops.cell_layer` makes a module of it.
 
@@ -321,7 +323,7 @@ def cell_layer(
         ``bias_ih_l[k]`` and ``bias_hh_l[k]`` of as many rows, and ``numbers_l[k]`` of ``[kNumbers, S]`` for a cell that
         has numbers, of which ``weight_ih`` has no rows; all drawn uniformly from :math:`\pm 1/\sqrt{S}`; those of
         the other direction end in ``_reverse``. ``layer(input, state) -> output, last_state``, with states as of
-        ``nn.LSTM`` or, of a cell whose ``h`` is its ``c``, as of ``nn.GRU``.
+        ``nn.LSTM`` or, of a cell whose ``h`` is its ``c``, as of ``nn.GRU``; a cell with more states has as many.
 
     Raises:
         TypeError: ``cell`` is something else.
