@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import fcntl
 import functools
 import os
@@ -413,13 +414,14 @@ def original_slstm(input: Tensor, h: Tensor, c: Tensor, n: Tensor, *parameters: 
     return torch.stack(output), h, c * torch.exp(m), n * torch.exp(m)
 
 
-def slstm_inputs(device: str, dtype: torch.dtype = torch.float64) -> Tensors:
+def slstm_inputs(device: str, dtype: torch.dtype = torch.float64, units: int = STATE) -> Tensors:
     """The input, h, c, n and m, which are such as come of steps, and the parameters."""
-    rows = 4 * STATE
-    shapes = (TIME, BATCH, FEATURES), (BATCH, STATE), (BATCH, STATE), (BATCH, STATE), (BATCH, STATE)
-    shapes += (rows, FEATURES), (rows, STATE), (rows,), (rows,)
+    rows = 4 * units
+    shapes = [(TIME, BATCH, FEATURES), *[(BATCH, units)] * 4]
+    shapes += [(rows, FEATURES), (rows, units), (rows,), (rows,)]
     made = [torch.randn(x, dtype=torch.float64) for x in shapes]
     made[3] = 1 + made[3].abs()
+    made[6] *= (STATE / units) ** 0.5
     return tuple(x.to(device, dtype).requires_grad_() for x in made)
 
 
@@ -469,42 +471,78 @@ def test_slstm_of_the_paper(device: str) -> None:
     assert few.isfinite().all()
 
 
-@pytest.mark.slow
-@by_device
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-@pytest.mark.parametrize(
+SLSTM_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+by_lengths = pytest.mark.parametrize(
     "options", [{}, {"lengths": (4, 2, 0), "reverse": True}, {"lengths": (1, 0, 3)}], ids=str
 )
-def test_a_cell_with_more_states(dtype: torch.dtype, options: dict[str, Any], device: str) -> None:
-    inputs = slstm_inputs(device, dtype)
+
+
+def check_slstm(device: str, dtype: torch.dtype, units: int, options: dict[str, Any]) -> None:
+    """Compares values and gradients with those in float64, in both layouts."""
+    inputs = slstm_inputs(device, dtype, units)
     wide = tuple(x.detach().double().requires_grad_() for x in inputs)
     expected = slstm_loop(*wide, **options)
     towards = upstream(expected)
     of_expected = torch.autograd.grad(expected, wide, towards)
     if "lengths" in options:
         options = {**options, "lengths": torch.tensor(options["lengths"], device=device)}
-    tolerance = {
-        torch.bfloat16: 5e-2,
-        torch.float16: 1e-2,
-        torch.float32: 1e-4,
-        torch.float64: 1e-9,
-    }[dtype]
     for batch_first in (False, True):
-        given = inputs[0].transpose(0, 1), *inputs[1:]
-        results = call_slstm(
-            SLSTM.load(device),
-            *(given if batch_first else inputs),
-            batch_first=batch_first,
-            **options,
-        )
-        results = (results[0].transpose(0, 1) if batch_first else results[0], *results[1:])
+        first = inputs[0].transpose(0, 1) if batch_first else inputs[0]
+        given = first, *inputs[1:]
+        results = call_slstm(SLSTM.load(device), *given, batch_first=batch_first, **options)
+        output = results[0].transpose(0, 1) if batch_first else results[0]
+        results = output, *results[1:]
         found = torch.autograd.grad(results, inputs, [x.to(dtype) for x in towards])
         for one, other in zip((*results, *found), (*expected, *of_expected), strict=True):
-            torch.testing.assert_close(
-                one.double(), other, rtol=0, atol=tolerance * (1 + other.abs().max().item())
-            )
+            atol = SLSTM_TOLERANCES[dtype] * (1 + other.abs().max().item())
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=atol)
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize("dtype", SLSTM_TOLERANCES, ids=str)
+@by_lengths
+def test_a_cell_with_more_states(dtype: torch.dtype, options: dict[str, Any], device: str) -> None:
+    check_slstm(device, dtype, STATE, options)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "units"),
+    [
+        ("step", torch.float32, 20),
+        ("step", torch.float16, 21),
+        ("float32_block", torch.float32, 50),
+        ("float32_block", torch.float32, 111),
+        ("tensor_block", torch.float16, 50),
+        ("tensor_block", torch.bfloat16, 111),
+        ("tensor_cluster", torch.float16, 250),
+        ("tensor_cluster", torch.bfloat16, 333),
+        ("tensor_cluster", torch.bfloat16, 512),
+    ],
+    ids=str,
+)
+@by_lengths
+def test_kernels_of_more_states(
+    kernel: str, dtype: torch.dtype, units: int, options: dict[str, Any]
+) -> None:
+    SLSTM.load("cuda")
+    if kernel == "tensor_cluster" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    name = ctypes.CDLL(
+        str(extops.cells.loaded["slstm"].build.library)
+    ).extops_name_sequence_kernel_cuda
+    name(kernel.encode())
+    try:
+        check_slstm("cuda", dtype, units, options)
+    finally:
+        name(b"")
 
 
 @pytest.mark.slow

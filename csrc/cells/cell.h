@@ -37,8 +37,8 @@
 //
 // Where kCellStates is n > 1, as for the sLSTM, each c and each gradient of a c is a States<C, n>, squash() returns
 // what it likes, and a gradient may be a sum of multiples of grad_h and of any part of grad_c. The backward gets the
-// old c. GPUs have no persistent kernels for such a cell, and there is no operator of one step. In tensors of c, for a
-// row and a direction, the first number of all units comes before the second.
+// old c. Of the persistent kernels it has those that keep states in registers, and there is no operator of one step. In
+// tensors of c, for a row and a direction, the first number of all units comes before the second.
 #pragma once
 
 #include <type_traits>
@@ -75,10 +75,10 @@ template <class Cell>
 constexpr int kCellStates<Cell, std::void_t<decltype(Cell::kCellStates)>> = Cell::kCellStates;
 
 template <class Cell, class = void>
-constexpr bool kHasSequenceKernelsOf = kCellStates<Cell> == 1;
+constexpr bool kHasSequenceKernelsOf = true;
 template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
-    Cell::kHasSequenceKernels && kCellStates<Cell> == 1;
+    Cell::kHasSequenceKernels;
 
 // A cell state of several numbers.
 template <class C, int kCount>
@@ -362,11 +362,10 @@ EXTOPS_FUNCTION StatesOf<Cell, C> activated_backward(
   return to_old_c<Cell, Math>(grad_c, a, saved_c);
 }
 
-// The same of the pre-activations themselves.
+// The same of the pre-activations themselves, for a cell state that is a single number.
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION StatesOf<Cell, C> cell_backward(
-    const C (&gates)[Cell::kGates], StatesOf<Cell, C> saved_c, C grad_h, StatesOf<Cell, C> grad_c,
-    C (&gradients)[Cell::kGates]) {
+EXTOPS_FUNCTION C
+cell_backward(const C (&gates)[Cell::kGates], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kGates]) {
   C a[Cell::kGates];
   for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
@@ -382,6 +381,31 @@ struct LocalDerivatives {
   decltype(extops::to_c<Cell, TracedMath>(One(), std::declval<Gates>(), C())) to_c;
   decltype(extops::to_old_c<Cell, TracedMath>(One(), std::declval<Gates>(), C())) to_old_c;
 };
+
+// What a cell with more states has in their place, whose gradients are sums: what they are computed from.
+template <class Cell, class Math, class C>
+struct SavedStep {
+  C a[Cell::kGates];
+  StatesOf<Cell, C> saved_c;
+};
+
+template <class Cell, class Math, class C>
+using DerivativesOf = std::conditional_t<kCellStates<Cell> == 1, LocalDerivatives<Cell, C>, SavedStep<Cell, Math, C>>;
+
+template <class Cell, class Math, class C>
+EXTOPS_FUNCTION SavedStep<Cell, Math, C> local_derivatives(
+    const C (&gates)[Cell::kGates], States<C, kCellStates<Cell>> saved_c) {
+  SavedStep<Cell, Math, C> step{{}, saved_c};
+  for (int j = 0; j < Cell::kGates; ++j) step.a[j] = gates[j];
+  activate<Cell, Math>(step.a);
+  return step;
+}
+
+template <class Cell, class Math, class C>
+EXTOPS_FUNCTION void apply_local_derivatives(
+    const SavedStep<Cell, Math, C>& step, C grad_h, StatesOf<Cell, C>& grad_c, C (&gradients)[Cell::kGates]) {
+  grad_c = activated_backward<Cell, Math>(step.a, step.saved_c, grad_h, grad_c, gradients);
+}
 
 template <class Cell, class Math, class C>
 EXTOPS_FUNCTION LocalDerivatives<Cell, C> local_derivatives(const C (&gates)[Cell::kGates], C saved_c) {

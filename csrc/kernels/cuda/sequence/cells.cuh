@@ -30,6 +30,13 @@ struct OwnCells {
 
   // Their offset in [time, batch, width * state_size], `ahead` steps from here.
   __device__ int64_t place(int width, int ahead = 0) const { return (step + ahead * advance) * width + unit; }
+
+  // The offset of a number of the cell state, from that in a tensor of h.
+  template <class Cell>
+  __device__ int64_t cell(int64_t at, int state_size, int number) const {
+    if constexpr (kCellStates<Cell> == 1) return at;
+    return (at - unit) * kCellStates<Cell> + unit + number * state_size;
+  }
 };
 
 // Their offsets at a step, in tensors of one value a cell and of `width` values. A kernel that must not wait for
@@ -196,7 +203,7 @@ struct SingleAccess {
 template <class Cell, class T, int kCount>
 struct KeptCells {
   T gates[Cell::kGates][kCount];
-  T c[kCount];
+  T c[kCellStates<Cell>][kCount];
   T output[kCount];
 };
 
@@ -216,7 +223,7 @@ class ForwardCells {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       h[i] = load(in.h_0[own.state + i]);
-      c_[i] = load(in.c_0[own.state + i]);
+      unrolled<kStates>([&](int k) { number_of(c_[i], k) = load(in.c_0[cell(own.state, k) + i]); });
       unrolled<Cell::kGates>([&](int j) { bias_[j][i] = in.bias(j, own.unit + i); });
     });
   }
@@ -262,9 +269,12 @@ class ForwardCells {
         store(kept.gates[j][i], is_valid ? sums[j][i] : 0.f);
         gates[j] = load(kept.gates[j][i]);  // as the backward will see it
       });
-      const CellState<float> state = cell_forward<Cell, Math>(gates, c_[i]);
+      const auto state = cell_forward<Cell, Math>(gates, c_[i]);
       store(kept.output[i], is_valid ? state.h : 0.f);
-      store(kept.c[i], is_valid ? state.saved_c : 0.f);
+      unrolled<kStates>([&](int k) {
+        const float saved_c = number_of(state.saved_c, k);
+        store(kept.c[k][i], is_valid ? saved_c : 0.f);
+      });
       if (is_valid) {
         h[i] = load(kept.output[i]);
         c_[i] = state.c;
@@ -278,7 +288,8 @@ class ForwardCells {
   }
   __device__ void write(const Kept& kept, T* gates, T* cells, T* output) const {
     access_.template store<T, kCount, Cell::kGates>(in_.is_training(), gates, in_.steps.state_size, kept.gates);
-    access_.template store<T, kCount, 1>(in_.is_training(), cells, 0, &kept.c);
+    T* const to = kStates == 1 ? cells : in_.cells + cell(cells - in_.cells, 0);
+    access_.template store<T, kCount, kStates>(in_.is_training(), to, in_.steps.state_size, kept.c);
     access_.template store<T, kCount, 1>(true, output, 0, &kept.output);
   }
 
@@ -286,14 +297,20 @@ class ForwardCells {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       store(in_.h_n[own.state + i], h[i]);
-      store(in_.c_n[own.state + i], c_[i]);
+      unrolled<kStates>([&](int k) { store(in_.c_n[cell(own.state, k) + i], number_of(c_[i], k)); });
     });
   }
 
  private:
+  static constexpr int kStates = kCellStates<Cell>;
+
+  __device__ int64_t cell(int64_t at, int number) const {
+    return own.template cell<Cell>(at, in_.steps.state_size, number);
+  }
+
   const SequenceForward<Cell, T>& in_;
   Access access_;
-  float c_[kCount] = {};
+  StatesOf<Cell, float> c_[kCount] = {};
   float bias_[Cell::kGates][kCount] = {};
   Packed<float, kCount> next_[Cell::kInput] = {};  // results of the input GEMM, loading since the step before
 };
@@ -313,7 +330,8 @@ class BackwardCells {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       grad_h[i] = load_if_present(in.grad_h_n, own.state + i);
-      grad_c_[i] = load_if_present(in.grad_c_n, own.state + i);
+      unrolled<kStates>(
+          [&](int k) { number_of(grad_c_[i], k) = load_if_present(in.grad_c_n, cell(own.state, k) + i); });
     });
   }
 
@@ -323,16 +341,16 @@ class BackwardCells {
   }
   __device__ void fetch(int step, const T* gates, int64_t state) {
     const int state_size = in_.steps.state_size;
-    const T* const saved_c = in_.cells + state;
+    const T* const saved_c = in_.cells + cell(state, 0);
     const T* const grad_output = in_.grad_output + state;
     access_.template load<T, kCount, Cell::kGates>(valid(step), gates_, gates, state_size);
-    access_.template load<T, kCount, 1>(valid(step), &saved_c_, saved_c, 0);
+    access_.template load<T, kCount, kStates>(valid(step), saved_c_, saved_c, state_size);
     if (in_.grad_output != nullptr) access_.template load<T, kCount, 1>(valid(step), &grad_output_, grad_output, 0);
     if constexpr (Access::kAhead > 0) {
       const bool wanted = valid(step + Access::kAhead);
       const int64_t far = Access::kAhead * own.advance;
       unrolled<Cell::kGates>([&](int j) { prefetch_if(wanted, gates + (far * Cell::kGates + j * state_size)); });
-      prefetch_if(wanted, saved_c + far);
+      unrolled<kStates>([&](int k) { prefetch_if(wanted, saved_c + (far * kStates + k * state_size)); });
       if (in_.grad_output != nullptr) prefetch_if(wanted, grad_output + far);
     }
   }
@@ -340,13 +358,15 @@ class BackwardCells {
   // Computes the local derivatives, which do not need dL/dh, from what was fetched.
   __device__ void prepare() {
     T gates[Cell::kGates][kCount];
-    T c[kCount];
+    T c[kStates][kCount];
     unrolled<Cell::kGates>([&](int j) { unpack<T, kCount>(gates[j], gates_[j]); });
-    unpack<T, kCount>(c, saved_c_);
+    unrolled<kStates>([&](int k) { unpack<T, kCount>(c[k], saved_c_[k]); });
     unrolled<kCount>([&](int i) {
       float of_cell[Cell::kGates];
       unrolled<Cell::kGates>([&](int j) { of_cell[j] = load(gates[j][i]); });
-      derivatives_[i] = local_derivatives<Cell, Math>(of_cell, float{load(c[i])});
+      StatesOf<Cell, float> saved_c;
+      unrolled<kStates>([&](int k) { number_of(saved_c, k) = load(c[k][i]); });
+      derivatives_[i] = local_derivatives<Cell, Math>(of_cell, saved_c);
     });
     upstream_ = grad_output_;
   }
@@ -357,7 +377,7 @@ class BackwardCells {
     unpack<T, kCount>(of_output, upstream_);
     unrolled<kCount>([&](int i) {
       float of_cell[Cell::kGates];
-      float grad_c = grad_c_[i];
+      StatesOf<Cell, float> grad_c = grad_c_[i];
       apply_local_derivatives(derivatives_[i], grad_h[i] + load(of_output[i]), grad_c, of_cell);
       if (valid(step)) grad_c_[i] = grad_c;
       unrolled<Cell::kGates>([&](int j) { gradients[j][i] = valid(step) ? of_cell[j] : 0.f; });
@@ -375,19 +395,25 @@ class BackwardCells {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       store(in_.grad_h_0[own.state + i], grad_h[i]);
-      store(in_.grad_c_0[own.state + i], grad_c_[i]);
+      unrolled<kStates>([&](int k) { store(in_.grad_c_0[cell(own.state, k) + i], number_of(grad_c_[i], k)); });
     });
   }
 
  private:
+  static constexpr int kStates = kCellStates<Cell>;
+
+  __device__ int64_t cell(int64_t at, int number) const {
+    return own.template cell<Cell>(at, in_.steps.state_size, number);
+  }
+
   const SequenceBackward<Cell, T>& in_;
   Access access_;
-  float grad_c_[kCount] = {};
+  StatesOf<Cell, float> grad_c_[kCount] = {};
   Packed<T, kCount> gates_[Cell::kGates] = {};
-  Packed<T, kCount> saved_c_{};
+  Packed<T, kCount> saved_c_[kStates] = {};
   Packed<T, kCount> grad_output_{};
   Packed<T, kCount> upstream_{};  // of the step whose local derivatives are in derivatives_
-  LocalDerivatives<Cell, float> derivatives_[kCount];
+  DerivativesOf<Cell, Math, float> derivatives_[kCount];
 };
 
 }  // namespace extops::cuda

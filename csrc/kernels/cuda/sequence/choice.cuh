@@ -58,6 +58,10 @@ constexpr int kTensorClusterUnits = 512;
 
 // ---- which kernels can compute a problem ----
 
+// Cells with more states have the kernels of cells.cuh alone.
+template <class Cell>
+constexpr bool kHasAllKernels = kCellStates<Cell> == 1;
+
 template <class Cell>
 bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
@@ -74,18 +78,23 @@ bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
              shared_bytes_of_float32_blocks<Cell>(sizes) <=
                  std::min(
                      device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), most_shared_bytes(code_architecture()));
-    case Kernel::kFloat32Cluster:
-      return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
-             sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&
-             samples_of_float32_clusters<Cell>(problem) > 0;
     case Kernel::kTensorCluster:
       return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
              has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
-    case Kernel::kGroup:
-      return problem.dtype != ScalarType::Double && has_tensor_cores() && group_workspace<Cell>(problem.of_one()) > 0;
     default:
-      return false;
+      break;
   }
+  if constexpr (kHasAllKernels<Cell>) {
+    if (kernel == Kernel::kFloat32Cluster) {
+      return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
+             sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&
+             samples_of_float32_clusters<Cell>(problem) > 0;
+    }
+    if (kernel == Kernel::kGroup) {
+      return problem.dtype != ScalarType::Double && has_tensor_cores() && group_workspace<Cell>(problem.of_one()) > 0;
+    }
+  }
+  return false;
 }
 
 template <class Cell>
@@ -100,7 +109,7 @@ bool can_compute([[maybe_unused]] Kernel kernel, [[maybe_unused]] const Problem&
 template <class Cell>
 SequencePlan plan_of(Kernel kernel, const Problem& problem) {
   SequencePlan plan{static_cast<int64_t>(kernel), 0, kernel == Kernel::kStep ? 1 : problem.sizes.directions};
-  if constexpr (kHasSequenceKernelsOf<Cell>) {
+  if constexpr (kHasSequenceKernelsOf<Cell> && kHasAllKernels<Cell>) {
     if (kernel == Kernel::kGroup) plan.workspace = group_workspace<Cell>(problem);
     // Directions that do not fit beside each other take all multiprocessors one after the other.
     if (kernel == Kernel::kGroup && plan.workspace == 0)

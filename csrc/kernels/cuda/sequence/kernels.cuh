@@ -88,16 +88,9 @@ __global__ void __launch_bounds__(kThreads)
     T* const grad_gates = in.grad_gates + place * Cell::kGates * steps.state_size + unit;
     C gradients[Cell::kGates] = {};
     if (t < length) {
-      if constexpr (kCellStates<Cell> == 1) {
-        const LocalDerivatives<Cell, C> derivatives = local_derivatives_at<MathOf<T>>(in, place, unit);
-        const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
-        apply_local_derivatives(derivatives, upstream, grad_c, gradients);
-      } else {
-        C gates[Cell::kGates];
-        const StatesOf<Cell, C> saved_c = load_cell<Cell, T>(in, place, unit, gates);
-        const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
-        grad_c = cell_backward<Cell, MathOf<T>>(gates, saved_c, upstream, grad_c, gradients);
-      }
+      const auto derivatives = local_derivatives_at<MathOf<T>>(in, place, unit);
+      const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
+      apply_local_derivatives(derivatives, upstream, grad_c, gradients);
     }
     unrolled<Cell::kGates>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
     carried_h[item] = grad_h;
@@ -124,15 +117,16 @@ Error launch_all_steps(Kernel kernel, const Problem& problem, const In& in) {
       return launch_tensor_blocks<Cell>(problem, in);
     case Kernel::kFloat32Block:
       return launch_float32_blocks<Cell>(problem, in);
-    case Kernel::kFloat32Cluster:
-      return launch_float32_clusters<Cell>(problem, in);
     case Kernel::kTensorCluster:
       return launch_tensor_clusters<Cell>(problem, in);
-    case Kernel::kGroup:
-      return launch_groups<Cell>(problem, in);
     default:
-      return "no kernel computes all steps of such a sequence";
+      break;
   }
+  if constexpr (kHasAllKernels<Cell>) {
+    if (kernel == Kernel::kFloat32Cluster) return launch_float32_clusters<Cell>(problem, in);
+    if (kernel == Kernel::kGroup) return launch_groups<Cell>(problem, in);
+  }
+  return "no kernel computes all steps of such a sequence";
 }
 
 template <class Cell, class In>

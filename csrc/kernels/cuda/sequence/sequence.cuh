@@ -187,24 +187,16 @@ __device__ void store_cell(
   store(in.output[place * state_size + unit], state.h);
 }
 
-// Loads what the forward saved of a step.
-template <class Cell, class T, class C>
-__device__ StatesOf<Cell, C> load_cell(
-    const SequenceBackward<Cell, T>& in, int64_t place, int unit, C (&gates)[Cell::kGates]) {
-  const int state_size = in.steps.state_size;
-  unrolled<Cell::kGates>([&](int g) { gates[g] = load(in.gates[(place * Cell::kGates + g) * state_size + unit]); });
-  StatesOf<Cell, C> c;
-  unrolled<kCellStates<Cell>>(
-      [&](int k) { number_of(c, k) = load(in.cells[in.steps.template cell<Cell>(place, k, unit)]); });
-  return c;
-}
-
 // The local derivatives of a step.
 template <class Math, class Cell, class T, class C = typename Compute<T>::type>
-__device__ LocalDerivatives<Cell, C> local_derivatives_at(
+__device__ DerivativesOf<Cell, Math, C> local_derivatives_at(
     const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
   C gates[Cell::kGates];
-  const C saved_c = load_cell<Cell, T>(in, place, unit, gates);
+  unrolled<Cell::kGates>([&](int g) { gates[g] = load(in.gates[(place * Cell::kGates + g) * state_size + unit]); });
+  StatesOf<Cell, C> saved_c;
+  unrolled<kCellStates<Cell>>(
+      [&](int k) { number_of(saved_c, k) = load(in.cells[in.steps.template cell<Cell>(place, k, unit)]); });
   return local_derivatives<Cell, Math>(gates, saved_c);
 }
 
