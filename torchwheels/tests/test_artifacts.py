@@ -55,6 +55,24 @@ def test_what_is_not_there_is_said() -> None:
         cli.main(["fetch", "--target=3.12-cpu"])
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--repository=name", "`--repository` names 'name', but OWNER/NAME is expected"),
+        ("--repository=../x/y", "`--repository` names '../x/y', but OWNER/NAME is expected"),
+        ("--repository=https://me:p@x/y/z", r"`--repository` names 'https://me:p@x/y/z', but "),
+        ("--run=latest", "`--run` names 'latest', but the number of a run is expected"),
+        ("--run=-1", "`--run` names '-1', but the number of a run is expected"),
+    ],
+)
+def test_what_no_repository_or_run_can_be_is_not_asked_for(
+    tmp_path: Path, word: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match=f"^torchwheels: {said}"):
+        cli.main(["fetch", word])
+    assert not (tmp_path / "said").exists()
+
+
 def test_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(

@@ -900,7 +900,7 @@ def test_sessions_mask_what_they_print(tmp_path: Path) -> None:
     [
         (
             ["-s", "build-3.14-cu121"],
-            "there is no target '3.14-cu121': a target is a Python and a CUDA version",
+            "there is no target '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
         ),
         (["-s", "build", "--", "--backned=local"], "unrecognized arguments: --backned=local"),
         (["-s", "audit"], "torchwheels: there is no wheel in dist: build one first"),

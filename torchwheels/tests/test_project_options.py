@@ -198,10 +198,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         ("import = ['a b']", "import has 'a b', but the name of a module is expected"),
         ("import = ['']", "import has '', but the name of a module is expected"),
-        ("targets = ['']", "there is no target '': a target is a Python and a CUDA"),
+        ("targets = ['']", "targets: there is no target '': a target is a Python and a CUDA"),
         (
             "small = ['3.11-cpux']",
-            "there is no target '3.11-cpux': a target is a Python and",
+            "small: there is no target '3.11-cpux': a target is a Python and",
         ),
         (
             "system-packages = ['x; y']",

@@ -55,12 +55,21 @@ def test_names_are_unique() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-@pytest.mark.parametrize("name", ["3.14-cu121", "3.10-cpu-torch2.15", "3.11-rocm"])
-def test_error_names_the_nearest_targets(name: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"there is no target '{name}': a target is .* nearest are 3\.1"
-    ):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
+        ("3.10-cpu-torch2.15", "torch 2.15.0 has no wheel for Python 3.10"),
+        ("3.11-cu130-torch2.6", "torch 2.6.0 is built for CUDA 12.4 and 12.6, not 13.0"),
+        ("3.11-cu128-aarch64", "torch 2.10.0 has no CUDA build for aarch64 on PyPI"),
+        ("3.11-rocm", "there is no target '3.11-rocm': a target is"),
+    ],
+)
+def test_error_says_why_there_is_no_such_target(name: str, reason: str) -> None:
+    with pytest.raises(UserError, match="there is no target") as error:
         TABLE.target(name)
+    assert reason in str(error.value)
+    assert "the nearest are 3.1" in str(error.value)
 
 
 def test_patterns_are_for_x86_64_where_they_do_not_say() -> None:

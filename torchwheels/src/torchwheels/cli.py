@@ -344,6 +344,14 @@ def _fetch(given: argparse.Namespace) -> None:
     """Has GitHub's command fetch artifacts: the newest of each, or those of one run."""
     name = given.name or f"wheel-{given.target}"
     files.check_writable(given.dist, "--dist")
+    # A part of `gh`'s own address or command could be something else than a name.
+    word = r"\w[\w.-]*"
+    for option, said, form, expected in (
+        ("--repository", given.repository, f"({word}/)?{word}/{word}", "OWNER/NAME"),
+        ("--run", given.run_number, r"\d+", "the number of a run"),
+    ):
+        if said and not re.fullmatch(form, said):
+            raise UserError(f"`{option}` names {said!r}, but {expected} is expected")
     if not shutil.which("gh"):
         raise UserError(
             "there is no `gh`, GitHub's command, which hands out artifacts: install it, and run `gh auth login`"

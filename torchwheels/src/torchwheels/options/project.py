@@ -352,7 +352,11 @@ def load(file: Path) -> Project:
 def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") -> Project:
     """The project that a table in `file` describes, which has the files that it names; an error says `where`."""
     found = of_table(table, where, file=file, name=name)
-    found.chosen_targets(), found.small_targets()  # of which an error says what is no target
+    for option in ("targets", "small"):
+        try:
+            found.releases.matching(getattr(found, option))
+        except UserError as error:
+            raise UserError(f"{where}: {option}: {error}") from None
     names = [target.name for target in found.releases.targets]
     for pattern in (x for each in found.overrides for x in _several(each.select)):
         if not fnmatch.filter(names, pattern):

@@ -263,10 +263,30 @@ class Releases:
                 return target
         near = difflib.get_close_matches(name, [x.name for x in self.targets], n=3, cutoff=0.0)
         raise UserError(
-            f"there is no target {name!r}: a target is a Python and a CUDA version "
+            f"there is no target {name!r}{self._why_not(name)}: a target is a Python and a CUDA version "
             f"or `cpu`, perhaps with a torch, and the nearest are {', '.join(near)} "
             "(`torchwheels targets` lists all)"
         )
+
+    def _why_not(self, name: str) -> str:
+        """Why that target cannot be, where its parts are known ones."""
+        machine = machines.of_name(name)
+        python, _, rest = name.removesuffix(machine.suffix).partition("-")
+        label, _, release = rest.partition("-torch")
+        cuda = next((cuda for cuda in self.cudas.values() if cuda.label == label), None)
+        if not release:
+            release = minor(cuda.torch) if cuda else minor(self.cpu["torch"])
+        torch = next((torch for torch in self.torches if minor(torch.version) == release), None)
+        if torch is None or (cuda is None and label not in ("cpu", RELEASE)):
+            return ""
+        if cuda and cuda.version not in torch.cudas:
+            cudas = " and ".join(torch.cudas)
+            return f" (torch {torch.version} is built for CUDA {cudas}, not {cuda.version})"
+        if python not in torch.pythons:
+            return f" (torch {torch.version} has no wheel for Python {python})"
+        if machine == AARCH64 and torch.aarch64 != torch.cudas[0]:
+            return f" (torch {torch.version} has no CUDA build for aarch64 on PyPI)"
+        return ""
 
     def matching(self, patterns: Iterable[str]) -> tuple[Target, ...]:
         """The targets that `patterns` name, such as `3.11-cpu`, `3.1?-cu130*` or `3.11-cu*-aarch64`.
