@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _private
+from extops import _in_graph, _private
 from extops.binding import _libraries
 from extops.calling import _autograd
 
@@ -34,9 +34,13 @@ def mm(a: Tensor, b: Tensor, allow_tf32: bool | None = None, added: Tensor | Non
 def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | None) -> Tensor | None:
     """None where torch has to compute it."""
     handle = _private.blas_handle
-    is_plain = _autograd.is_plain() and all(type(x) in _autograd.TENSORS for x in (a, b))
-    if handle is None or not is_plain or allow_tf32 == _private.allows_tf32():
+    if handle is None or allow_tf32 == _private.allows_tf32():
         return None
+    if not (_autograd.is_plain() and all(type(x) in _autograd.TENSORS for x in (a, b))):
+        if torch.is_grad_enabled() or not _autograd.is_compiled_plainly():
+            return None
+        product: Tensor = torch.ops.extops_torch.mm.default(a, b, allow_tf32)
+        return product if added is None else added + product
     if a.get_device() != torch.cuda.current_device():  # whose handle it is
         return None
     (rows, inner), columns = a.shape, b.shape[1]
@@ -47,6 +51,18 @@ def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | Non
         *(*_of_factor(a), *_of_factor(b), product.data_ptr(), added is not None),
     )
     return product if error is None else None
+
+
+def _mm_of_graph(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
+    return mm(a, b, allow_tf32)
+
+
+# torch's own in a graph would follow the switch of GEMMs.
+_in_graph.add_operator(
+    "mm(Tensor a, Tensor b, bool allow_tf32) -> Tensor",
+    _mm_of_graph,
+    lambda a, b, allow_tf32: a.new_empty(a.shape[0], b.shape[1]),
+)
 
 
 def _of_factor(matrix: Tensor) -> tuple[int, Any]:

@@ -42,6 +42,11 @@ def is_plain() -> bool:
     return not (_is_compiling() or _are_transforms_active() or _is_tracing() or _is_forward_mode())
 
 
+def is_compiled_plainly() -> bool:
+    """Whether ``torch.compile`` traces, and no transform within."""
+    return _private.is_compiled_here() and not _are_transforms_active()
+
+
 def has_tangents(tensors: Iterable[Any]) -> bool:
     """Whether a tensor has a tangent of forward-mode AD. Compiled code enters no level, so the tensors themselves are
     checked.
