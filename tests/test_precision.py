@@ -117,8 +117,9 @@ def test_same_bits_on_every_run(size: tuple[int, int, int], precision: str) -> N
 @pytest.mark.parametrize("gemms", (True, False))
 @pytest.mark.parametrize("layers", (True, False))
 @pytest.mark.parametrize("steps", (2, 300))
+@pytest.mark.parametrize("is_compiled", (False, True))
 def test_all_gemms_of_a_layer_follow_cudnns_switch(
-    steps: int, layers: bool, gemms: bool, monkeypatch: pytest.MonkeyPatch
+    is_compiled: bool, steps: int, layers: bool, gemms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TF32 has no digit for 1 + 2**-12: it rounds that to 1."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", layers)
@@ -130,8 +131,10 @@ def test_all_gemms_of_a_layer_follow_cudnns_switch(
         layer.weight_hh_l0[64:128, :64] = torch.eye(64)
     fine = 1 + 2**-12
     input = torch.full((steps, 5, 64), fine, device="cuda", requires_grad=True)
+    torch.compiler.reset()
+    run = torch.compile(layer, backend="aot_eager", fullgraph=True) if is_compiled else layer
     with tf32(allowed=gemms):
-        output, _ = layer(input)
+        output, _ = run(input)
         towards = torch.zeros_like(output)
         towards[..., :64] = fine
         of_input, of_ih, _ = torch.autograd.grad(

@@ -186,7 +186,8 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> LoadedCel
 
 
 def _build_of(name: str, sources: Sequence[str | Path]) -> _jit.Build:
-    cuda = torch.cuda.is_available() and "cuda" in _devices.devices
+    has_kernels = any(Path(x).suffix == ".cu" for x in sources)
+    cuda = has_kernels and torch.cuda.is_available() and "cuda" in _devices.devices
     flags = [*_OPTIMIZE, f"-I{include()}", *(["-DEXTOPS_WITH_CUDA"] if cuda else [])]
     return _jit.Build(
         f"extops_cell_{name}",

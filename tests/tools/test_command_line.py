@@ -67,9 +67,16 @@ def test_nox_lists_what_people_use_first() -> None:
     assert {*listed[9:]} == others
 
 
-@pytest.mark.parametrize("target", ["3.14-cu121", "3.10-cu132", "3.13-release-torch2.4"])
-def test_target_without_a_torch_says_so(target: str) -> None:
-    expected = f"torchwheels: there is no target {target!r}: a target is "
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
+        ("3.10-cu132", "torch 2.15.0 has no wheel for Python 3.10"),
+        ("3.13-release-torch2.4", "torch 2.4.1 has no wheel for Python 3.13"),
+    ],
+)
+def test_target_without_a_torch_says_so(target: str, reason: str) -> None:
+    expected = f"torchwheels: there is no target {target!r} ({reason}): "
     assert nox("-s", f"test-{target}").stdout.startswith(expected)
 
 
