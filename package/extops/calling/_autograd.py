@@ -43,7 +43,12 @@ def is_plain() -> bool:
 
 
 def is_compiled_plainly() -> bool:
-    """Whether ``torch.compile`` traces, and no transform within."""
+    """Whether a graph of ``torch.compile`` is traced, and by no transform within.
+
+    Not where Dynamo traces this very code, since it could not ask.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
     return _private.is_compiled_here() and not _are_transforms_active()
 
 
