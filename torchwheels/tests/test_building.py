@@ -827,7 +827,7 @@ def test_command_line_prints_one_sentence(
     with pytest.raises(SystemExit) as error:
         cli.main(["build", "x", "--target", "3.14-cu121"])
     assert str(error.value.code).startswith(
-        "torchwheels: there is no target '3.14-cu121': a target is"
+        "torchwheels: there is no target '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)"
     )
     cli.main(["targets"])
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
