@@ -223,6 +223,20 @@ def wrong_gradient_of_an_old_c(gates: Tensor, old_c: Tensor, *others: Tensor) ->
     return slstm_step(gates, halved(old_c), *others)
 
 
+def too_few_states(gates: Tensor, *old: Tensor) -> Tensors:
+    return slstm_step(gates, *old)[:3]
+
+
+def in_one_tuple(gates: Tensor, *old: Tensor) -> Any:
+    h, *others = slstm_step(gates, *old)
+    return h, tuple(others)
+
+
+def cut_elsewhere(gates: Tensor, *old: Tensor) -> Tensors:
+    h, c, n, m = slstm_step(gates, *old)
+    return h, c[:, :3], torch.cat((c[:, 3:], n), 1), m
+
+
 def wrong_shape(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     h, new_c = turned_step(gates, old_c)
     return h, new_c[:1]
@@ -250,6 +264,9 @@ def wrong_shape(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
             wrong_gradient_of_an_old_c,
             r"gradient of the old c.* for a gradient of h alone differs .* \(see to_old_c\)",
         ),
+        (SLSTM, too_few_states, "`step` gives Tensor, Tensor, Tensor, not 4 tensors"),
+        (SLSTM, in_one_tuple, "`step` gives Tensor, tuple, not 4 tensors"),
+        (SLSTM, cut_elsewhere, r"`step` gives the new c\[0\] of shape \[4, 3\], not \[4, 5\]"),
         (TURNED, wrong_shape, r"`step` gives the new c of shape \[1, 5\], not \[4, 5\]"),
     ],
 )
@@ -639,6 +656,30 @@ def test_a_layer_with_more_states(device: str) -> None:
     message = "cell_layer: expected `state` to be 4 tensors, h and 3 of the cell, but got tuple of 2 items"
     with pytest.raises(TypeError, match=f"^{message}$"):
         layer(input, states[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_wrong_states_of_several(is_compiled: bool) -> None:
+    """Joined, wrong widths would only shift numbers, and dtypes be promoted."""
+    cell = functools.partial(call_slstm, SLSTM.load("cpu"))
+    if is_compiled:
+        cell = torch.compile(cell, backend="eager", fullgraph=True, dynamic=False)
+    input, *states = slstm_inputs("cpu")[:5]
+    parameters = slstm_inputs("cpu")[5:]
+    wide = torch.cat(states[1:], 1)
+    fitting = f"to have shape [batch, state_size] = [{BATCH}, {STATE}], but got "
+    for place, wrong, said in (
+        (1, wide, f"`state[1]` {fitting}[{BATCH}, {3 * STATE}]"),
+        (2, states[2][:, 1:], f"`state[2]` {fitting}[{BATCH}, {STATE - 1}]"),
+        (2, states[2][:1], f"`state[2]` {fitting}[1, {STATE}]"),
+        (3, states[3].float(), "`state[3]`"),
+        (3, states[3].long(), "`state[3]` of a floating-point dtype"),
+    ):
+        given = [*states]
+        given[place] = wrong
+        with pytest.raises(Exception, match=re.escape(f"slstm_sequence: expected {said}")):
+            cell(input, *given, *parameters)
 
 
 @pytest.mark.slow

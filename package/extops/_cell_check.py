@@ -58,6 +58,7 @@ class _Check:
 
     def run(self) -> None:
         """Raises an error that says what differs."""
+        self._check_step()
         inputs = self._inputs()
         operator = getattr(torch.ops.extops, f"{self.cell.name}_sequence")
         input, h_0, c_0, *parameters = inputs
@@ -103,6 +104,18 @@ class _Check:
             h = output[t]
         self._compare("the last h", h_n, h)
         self._compare("the last c", c_n, c)
+
+    def _check_step(self) -> None:
+        """That it gives h and each number of the new c."""
+        number = 1 + self.cell.facts.cell_states
+        zeros = torch.zeros(_BATCH, self.state_size, dtype=torch.float64)
+        found = self.cell.step(zeros.repeat(1, self.cell.facts.gates), *[zeros] * (number - 1))
+        if len(found) != number or not all(isinstance(x, Tensor) for x in found):
+            given = ", ".join(type(x).__name__ for x in found)
+            raise AssertionError(f"{self._here()}: `step` gives {given}, not {number} tensors")
+        if number > 2:
+            for place, x in enumerate(found[1:]):
+                self._check_shape(f"the new c[{place}]", x, found[0])
 
     def _check_gradients(self, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         output, h_n, c_n, gates, cells = results
@@ -156,12 +169,17 @@ class _Check:
         parts = self._parts(*tensors)
         return ((what if is_alone else f"{what}[{x}]", *others) for x, *others in parts)
 
+    def _here(self) -> str:
+        return f"check_cell: {self.cell.name} on {self.device} in {self.dtype}, {self.state_size} units"
+
+    def _check_shape(self, what: str, of_step: Tensor, expected: Tensor) -> None:
+        if not _checks.same_shape(of_step.shape, expected.shape):
+            shapes = f"{list(of_step.shape)}, not {list(expected.shape)}"
+            raise AssertionError(f"{self._here()}: `step` gives {what} of shape {shapes}")
+
     def _compare(self, what: str, found: Tensor, expected: Tensor, where: str = "") -> None:
-        here = f"check_cell: {self.cell.name} on {self.device} in {self.dtype}, {self.state_size} units"
-        if not _checks.same_shape(found.shape, expected.shape):
-            raise AssertionError(
-                f"{here}: `step` gives {what} of shape {list(expected.shape)}, not {list(found.shape)}"
-            )
+        here = self._here()
+        self._check_shape(what, expected, found)
         largest = expected.abs().max().item()
         error = (found - expected).abs().max().item()
         if not error <= _TOLERANCES[self.dtype] * max(1, largest):

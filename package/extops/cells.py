@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from extops.binding import _checks, _devices, _jit, _loader, _schemas
+from extops.calling import _autograd
 from extops.choosing import _sequences
 from extops.modules import NewLayers, Results, parameters_of
 from extops.ops import compositions
@@ -84,6 +85,8 @@ class LoadedCell:
             )
         pair = (state, state) if isinstance(state, Tensor) and count == 1 else state
         h_0, *of_cell = _checks.as_states(cell.name, pair, 1 + count)
+        if count > 1 and not _autograd.is_tracing():
+            _check_parts(cell.name, h_0, of_cell)
         c_0 = _joined(of_cell)
         biases = as_biases(cell.name, bias)
         if self.facts.numbers or len(numbers):
@@ -121,6 +124,15 @@ class LoadedCell:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedCell:
         return self  # a process has one, as it has one of a function
+
+
+def _check_parts(name: str, h: Tensor, of_cell: Sequence[Tensor]) -> None:
+    """What is joined: of other widths a number would become another unit's, and dtypes would be promoted."""
+    _checks.check_tensor(name, "state[0]", h)
+    for place, state in enumerate(of_cell, 1):
+        _checks.check_tensor(name, f"state[{place}]", state)
+        _checks.check_shape(name, f"state[{place}]", state, h.shape, "[batch, state_size]")
+        _checks.check_matches(name, f"state[{place}]", state, "state[1]", of_cell[0])
 
 
 def _joined(states: Sequence[Tensor]) -> Tensor:
