@@ -114,14 +114,18 @@ def test_each_command_shows_where_an_error_was_raised(
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_leads_nowhere(tmp_path: Path, closed: str) -> None:
-    code = "from torchwheels import cli; cli.main(['env'])"
+    """Also for what is started: no file takes its place."""
+    code = "from torchwheels import cli; cli.main(['env']); import os; os.system('echo; echo >&2')"
     variables = {**os.environ, "TORCHWHEELS_CACHE": str(tmp_path), "PYTHONPATH": SOURCES}
     command = f'"$0" -c "{code}" {closed} || exit 7'
     done = subprocess.run(
         ["sh", "-c", command, sys.executable], env=variables, capture_output=True, text=True
     )
-    out = "" if ">&- " in f"{closed} ".replace("2>&-", "") else f"the cache is {tmp_path}: 0.0 GB\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, out, "")
+    out = (
+        "" if ">&- " in f"{closed} ".replace("2>&-", "") else f"the cache is {tmp_path}: 0.0 GB\n\n"
+    )
+    assert (done.returncode, done.stdout) == (0, out)
+    assert done.stderr == ("" if "2>&-" in closed else "\n")
     assert not [*tmp_path.iterdir()]
 
 

@@ -200,6 +200,15 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("import = ['']", "import has '', but the name of a module is expected"),
         ("targets = ['']", "targets: there is no target '': a target is a Python and a CUDA"),
         (
+            "[[releases]]\nversion = '2.99.1'\npythons = ['3.12']\n"
+            "[[releases]]\nversion = '2.99.0'\npythons = ['3.11', '3.12']",
+            "releases has torch 2.99.1 and 2.99.0 for Python 3.12, and a target is named by their 2.99: leave one",
+        ),
+        (
+            "small = ['3.11-cpu', '3.12-cpu']\ntargets = ['3.11-*']",
+            "small names 3.12-cpu, which is none of the project's targets",
+        ),
+        (
             "small = ['3.11-cpux']",
             "small: there is no target '3.11-cpux': a target is a Python and",
         ),

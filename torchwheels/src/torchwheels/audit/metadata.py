@@ -35,19 +35,23 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if _normalised(said) != str(wheel.version) or said != _normalised(said):
         yield f"its metadata have the version {said}, but its name {wheel.version}"
     target, text = expectation.target, wheel.version.local or ""
-    parts = re.findall(r"(?<![a-z0-9])(?:cpu|cu\d+|torch\d+\.\d+)(?![a-z0-9])", text)
-    right = {target.label, f"torch{minor(target.torch)}"}
+    several = re.findall(r"(?<![a-z0-9])(?:cpu|cu\d+|torch\d+\.\d+)(?![a-z0-9])", text)
+    cuda = next((x for x in several if not x.startswith("torch")), "")
+    torch = next((x.removeprefix("torch") for x in several if x.startswith("torch")), "")
     if target.is_release:
         if text:
             yield f"its version {wheel.version} has a label, but {target.name} has none"
-    elif wheel.classic_use and len(parts) < len(right) and not expectation.of_others:
+    elif wheel.classic_use and not (cuda and torch) and not expectation.of_others:
         yield (
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
         )
-    for part in parts:
-        if part not in right and not target.is_release:
-            yield f"its label says {part}, but {target.name} is {target.label} with torch {target.torch}"
+    if len(several) > bool(cuda) + bool(torch):
+        yield f"its label has {' and '.join(several)}, of which only one CUDA and one torch can be right"
+    if cuda and cuda != target.label and not target.is_release:
+        yield f"its label says {cuda}, but {target.name} is {target.label}"
+    if torch and torch != minor(target.torch):
+        yield f"its label says torch {torch}, but {target.name} has torch {target.torch}"
     if target.cuda is None:
         return  # the rules of GPU code and of needed libraries know that there must be none
     for name, library in wheel.libraries.items():

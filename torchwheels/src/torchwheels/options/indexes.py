@@ -51,9 +51,13 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
 
 def urls(command: str) -> list[str]:
     """The package indexes that pip asks: PyPI alone, where nothing is configured."""
+    from unearth import PackageFinder  # only here: it brings a client of HTTP with it
+
     settings = pip_settings(command)
-    first = settings.get("index-url", "https://pypi.org/simple")
-    return [first, *settings.get("extra-index-url", "").split()]
+    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    return [source["url"] for source in finder.sources]
 
 
 def pip_variables(settings: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.options.releases import Cuda, Releases, Target, Torch, admitted, sm
+from torchwheels.options.releases import Cuda, Releases, Target, Torch, admitted, minor, sm
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -166,6 +166,19 @@ class Options(OfTarget, frozen=True):
     """[Options of some targets](#settings-of-some-targets)."""
     own_releases: tuple[Release, ...] = msgspec.field(default=(), name="releases")
     """[Releases of torch](#other-builds-of-torch) that are not in the table."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where two releases have targets of one name."""
+        OfTarget.__post_init__(self)
+        seen: dict[tuple[str, ...], str] = {}
+        for each, python in ((x, y) for x in self.own_releases for y in x.pythons):
+            key = python, each.cuda, minor(each.version)
+            if key in seen:
+                raise ValueError(
+                    f"releases has torch {seen[key]} and {each.version} for Python {python}, and a target is named by "
+                    f"their {key[-1]}: leave one out"
+                )
+            seen[key] = each.version
 
 
 class Project(Options, frozen=True, dict=True):
@@ -357,6 +370,9 @@ def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") ->
             found.releases.matching(getattr(found, option))
         except UserError as error:
             raise UserError(f"{where}: {option}: {error}") from None
+    if others := {*found.small_targets()} - {*found.chosen_targets()}:
+        name = min(x.name for x in others)
+        raise UserError(f"{where}: small names {name}, which is none of the project's targets")
     names = [target.name for target in found.releases.targets]
     for pattern in (x for each in found.overrides for x in _several(each.select)):
         if not fnmatch.filter(names, pattern):

@@ -37,10 +37,19 @@ def without_userinfo(text: str) -> str:
 
 
 def mask_streams() -> None:
-    """Masks what is printed here, whoever prints it; a file's name that is no text does not end that."""
-    # A service may have closed them.
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    """Masks what is printed here, whoever prints it; a file's name that is no text does not end that.
+
+    A stream that was closed before we started, as some services have it, leads nowhere. Else the next file that is
+    opened would take its place.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            free = os.open(os.devnull, os.O_RDWR)  # the lowest number that is
+            os.set_inheritable(free, True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
