@@ -525,9 +525,7 @@ def add_refused(names: list[str], output: Path) -> None:
     found = of_each.setdefault(torch.__version__.partition("+")[0], {})
     _prepare("float32", "cpu")
     known = {model.name for model in MODELS}
-    alone = [
-        x for x in known if x.removesuffix(", serving") == x or x[: -len(", serving")] not in known
-    ]
+    alone = [x for x in known if x.removesuffix(", serving") not in known - {x}]
     for name in names or sorted(alone):
         try:
             before, _, given = _made(_named(name), "cpu")

@@ -564,7 +564,7 @@ def test_kernels_of_more_states(
 ) -> None:
     SLSTM.load("cuda")
     if kernel == "tensor_cluster" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
+        kernel = "step"  # other GPUs have no clusters, and compute such states by it
     name = ctypes.CDLL(
         str(extops.cells.loaded["slstm"].build.library)
     ).extops_name_sequence_kernel_cuda

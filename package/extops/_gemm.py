@@ -53,14 +53,10 @@ def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | Non
     return product if error is None else None
 
 
-def _mm_of_graph(a: Tensor, b: Tensor, allow_tf32: bool) -> Tensor:
-    return mm(a, b, allow_tf32)
-
-
 # torch's own in a graph would follow the switch of GEMMs.
 _in_graph.add_operator(
     "mm(Tensor a, Tensor b, bool allow_tf32) -> Tensor",
-    _mm_of_graph,
+    mm,
     lambda a, b, allow_tf32: a.new_empty(a.shape[0], b.shape[1]),
 )
 

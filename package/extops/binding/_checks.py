@@ -143,10 +143,8 @@ def as_states(op: str, state: Any, number: int) -> tuple[Tensor, ...]:
         return as_pair(op, state)
     if not (isinstance(state, (tuple, list)) and len(state) == number):
         given = f" of {len(state)} items" if hasattr(state, "__len__") else ""
-        raise TypeError(
-            f"{op}: expected `state` to be {number} tensors, h and {number - 1} of the cell, "
-            f"but got {type(state).__name__}{given}"
-        )
+        expected = f"to be {number} tensors, h and {number - 1} of the cell"
+        raise unfit(op, "state", expected, f"{type(state).__name__}{given}", TypeError)
     return tuple(state)
 
 
