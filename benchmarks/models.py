@@ -3,9 +3,9 @@
     python -m benchmarks.models --device cuda --output build/models
     python -m benchmarks.models --device cuda --output build/compiled --compiled --mode default
 
-Each model runs in a process of its own, for a limited time. Some on each GPU prepare at once; while one is measured,
-nothing else runs there, and nothing is compiled. Models of packages that are not installed are left out. `models.json`
-has the samples of all that were measured yet, `ratios.json` their ratios.
+Each model runs in a process of its own, for a limited time. Some on each GPU prepare at once; while one is measured, a
+signal stops the others. Models of packages that are not installed are left out. `models.json` has the samples of all
+that were measured yet, `ratios.json` their ratios.
 With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: how
 often a graph breaks, how long the first call takes, and what a further one takes.
 With `--fullgraph` nothing is measured: `fullgraph.json` gets, for the torch at hand, the lines that are refused.
@@ -16,33 +16,32 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import importlib
 import json
 import multiprocessing
 import os
 import re
-import select
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
 from torch.utils import _pytree as pytree
 
 import extops
 from benchmarks import environment, packages, protocol, zoo
 from benchmarks.results import ratio
 from benchmarks.runner import set_mode, tidy_up
-from benchmarks.suite import say, slug, write
-from benchmarks.zoo import Model
+from benchmarks.suite import say, write
+from benchmarks.zoo import Made, Model
 
 MODELS = (*zoo.MODELS, *packages.MODELS)
 MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")}
@@ -56,14 +55,19 @@ PREPARING, MEASURING = 240.0, 60.0
 """The seconds that a process may take for each."""
 SHARE_OF_FIRST = 0.4
 """The part of that in which a process begins to compile: the second of each library finds what the first has made."""
-PROCESSES_OF_A_GPU = 6
-told: int | None = None
+AT_ONCE = {"cuda": 8, "cpu": 1}
+"""Models that prepare on one device, each with two processes."""
+turn: Connection | None = None
 """Where a process says that it waits to be measured."""
 WORKS = ("forward", "training")
 MOST_DIFFERENT = 0.05
 """Of the largest value."""
 
 Calls = dict[str, Callable[[], object]]
+Given = tuple[str, list[str], Callable[..., None]]
+"""The device, the modes, and what fills a record."""
+_FORK = multiprocessing.get_context("fork")
+_MY_TURN = "my turn"
 
 
 def run(
@@ -75,19 +79,18 @@ def run(
     compiled: bool = False,
     preparing: float = PREPARING,
 ) -> None:
-    """Measures the models in all modes, until the time is over: one here, more of them side by side."""
-    chosen = names or [model.name for model in MODELS]
+    """Measures the models in all modes, until the time is over."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA must not start before a fork
+    config.compile_threads = 1  # the processes are parallel already
+    importlib.import_module("torch._inductor.compile_fx")  # which takes each process seconds else
     end = time.perf_counter() + seconds
     output.mkdir(parents=True, exist_ok=True)
-    if len(chosen) > 1:
-        asked = ["--device", device, f"--preparing={preparing}"]
-        asked += ["--compiled"] if compiled else []
-        asked += [x for mode in modes for x in ("--mode", mode)]
-        found = _side_by_side(device, chosen, asked, output, end, preparing)
-    else:
-        fill = partial(_fill_compiled, seconds=SHARE_OF_FIRST * preparing) if compiled else _fill
-        found = _one_by_one(device, chosen[0], modes or [*MODES[device]], fill)
-    result: dict[str, Any] = {"environment": environment.describe(device), "records": []}
+    fill = partial(_fill_compiled, seconds=SHARE_OF_FIRST * preparing) if compiled else _fill
+    given = device, modes or [*MODES[device]], fill
+    found = _side_by_side(names or [model.name for model in MODELS], given, end, preparing)
+    with _FORK.Pool(1) as pool:
+        environment_of_all = pool.apply(environment.describe, (device,))
+    result: dict[str, Any] = {"environment": environment_of_all, "records": []}
     for record in found:
         result["records"].append(record)
         write(output / "models.json", result)
@@ -111,107 +114,144 @@ def _prepare(mode: str, device: str) -> None:
         torch.set_num_threads(1)  # of more the figures depend on what else the machine does
 
 
-def _one_by_one(
-    device: str, name: str, modes: list[str], fill: Callable[..., None]
-) -> Iterator[dict[str, Any]]:
-    for mode in modes:
-        yield measure(_named(name), mode, device, fill)
-
-
 class _Apart:
-    """A model in a process of its own, which says when it is ready, and waits until it is told to measure."""
+    """A model in a process of its own. It and those that it starts are one group, which a signal reaches at once."""
 
-    def __init__(self, name: str, gpu: str, asked: list[str], output: Path) -> None:
-        self.name, self.folder, self.late = name, output / slug(name, ""), ""
-        self.started = time.perf_counter()
+    def __init__(self, name: str, gpu: str, given: Given, until: float) -> None:
+        self.name, self.gpu, self.until = name, gpu, until
         self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.said, write = os.pipe()  # what else a process starts may keep its standard output open
-        command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
-        self.process = subprocess.Popen(
-            [*command, "--output", str(self.folder), "--wait", str(write)],
-            # Each process would have a thread for each core, and they spin while they wait.
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self.messages,
-            text=True,
-            start_new_session=True,
-            pass_fds=[write],
-        )
-        os.close(write)
+        self.pipe, theirs = _FORK.Pipe()
+        arguments = theirs, self.messages.fileno(), name, gpu, given
+        self.process = _FORK.Process(target=_measure_apart, args=arguments)
+        self.process.start()
+        os.setpgid(self.process.pid or 0, 0)
+        theirs.close()
 
-    def is_heard(self, seconds: float) -> bool:
-        """Whether it says within that time that it is ready, or was measured; else it is stopped. One that has ended
-        says nothing, at once.
-        """
-        if select.select([self.said], [], [], max(seconds, 0))[0]:
-            return bool(os.read(self.said, 1))
-        self.late = f"it was stopped after {time.perf_counter() - self.started:.0f} s"
-        os.killpg(self.process.pid, signal.SIGKILL)
-        return False
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid or 0, number)
 
-    def go_on(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            print(file=self.process.stdin, flush=True)
+    def said(self) -> Any:
+        """What it has sent: a record, or that its turn begins or ends; None once it has ended."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            return self.pipe.recv()
+        return None
 
-    def records(self) -> list[dict[str, Any]]:
-        """What it measured, or why it did not."""
-        self.is_heard(MEASURING)
-        self.process.communicate()
-        os.close(self.said)
+    def failure(self, why: str = "") -> dict[str, Any]:
+        """The record of one that was stopped, or has ended before it was measured."""
+        self.signal(signal.SIGKILL)
+        self.process.join()
         with self.messages:
             self.messages.seek(0)
-            failed = self.messages.read().splitlines() or [f"exit code {self.process.returncode}"]
-        if self.process.returncode == 0:
-            found: list[dict[str, Any]]
-            found = json.loads((self.folder / "models.json").read_text())["records"]
-            return found
-        record = {"model": self.name, "package": "", "mode": "", "samples": {}}
-        return [record | {"failed": {"all": self.late or failed[-1]}}]
+            said = self.messages.read().splitlines() or [f"exit code {self.process.exitcode}"]
+        return _failed(self.name, why or said[-1])
 
 
-def _within(seconds: float, end: float) -> float:
-    now = time.perf_counter()
-    return min(now + seconds, max(end, now + 1))
+def _failed(name: str, why: str) -> dict[str, Any]:
+    return {"model": name, "package": "", "mode": "", "samples": {}, "failed": {"all": why}}
+
+
+def _measure_apart(pipe: Connection, messages: int, name: str, gpu: str, given: Given) -> None:
+    """What runs in such a process: a record of each mode is sent."""
+    global turn
+    turn = pipe
+    device, modes, fill = given
+    os.dup2(messages, 1)
+    os.dup2(messages, 2)
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    # Each process would have a thread for each core, and they spin while they wait.
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        # Its own: a process that is stopped may have locked the user's.
+        os.environ["EXTOPS_CHOICES"] = f"{folder}/choices.json"
+        try:
+            for mode in modes:
+                pipe.send(measure(_named(name), mode, device, fill))
+        except Exception as error:
+            pipe.send(_failed(name, protocol.describe(error)))
 
 
 def _side_by_side(
-    device: str, names: list[str], asked: list[str], output: Path, end: float, preparing: float
+    names: list[str], given: Given, end: float, preparing: float
 ) -> Iterator[dict[str, Any]]:
-    """The records of the models, by groups that prepare at once: while one is measured, nothing else is computed."""
+    """The records of the models: while one is measured, nothing else is computed."""
     gpus = [""]
-    if device == "cuda":
-        given = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = given.split(",") if given else [*map(str, range(torch.cuda.device_count()))]
-    places = gpus * (PROCESSES_OF_A_GPU if device == "cuda" else 1)
-    for first in range(0, len(names), len(places)):
-        pairs = zip(names[first:], places, strict=False)
-        group = [_Apart(name, gpu, asked, output) for name, gpu in pairs]
-        for to_come in reversed(range(asked.count("--mode") or len(MODES[device]))):
-            until = _within(preparing, end)
-            for each in group:
-                each.is_heard(until - time.perf_counter())
-            for place in range(0, len(group), len(gpus)):  # of each GPU one
-                turn = group[place : place + len(gpus)]
-                for each in turn:
-                    each.go_on()
-                until = _within(MEASURING, end)
-                for each in turn:
-                    each.is_heard(until - time.perf_counter())
-                    if not to_come:
-                        yield from each.records()
+    if given[0] == "cuda":
+        of_all = ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", of_all).split(",")
+    places = len(gpus) * AT_ONCE[given[0]]
+    waiting, pauses = [*names], list[tuple[float, float]]()
+    running: list[_Apart] = []
+    measured: set[str] = set()
+    try:
+        while running or (waiting and time.perf_counter() < end):
+            while waiting and len(running) < places and time.perf_counter() < end:
+                gpu = min(gpus, key=[x.gpu for x in running].count)
+                until = time.perf_counter() + preparing
+                running.append(_Apart(waiting.pop(0), gpu, given, until))
+            first = min(end, *(x.until for x in running))
+            heard = wait([x.pipe for x in running], max(first - time.perf_counter(), 0))
+            for each in [x for x in running if x.pipe in heard]:
+                said = each.said()
+                if said == _MY_TURN:
+                    others = [x for x in running if x is not each]
+                    pauses.append(_measured_alone(each, others))
+                elif said is None:
+                    running.remove(each)
+                    failed = each.failure()
+                    if each.name not in measured:
+                        yield failed
+                else:
+                    measured.add(each.name)
+                    yield _without_pauses(said, pauses)
+            now = time.perf_counter()
+            for each in [x for x in running if min(x.until, end) <= now and not x.pipe.poll()]:
+                running.remove(each)
+                yield each.failure("there was no time to measure it")
+        yield from (_failed(name, "there was no time to measure it") for name in waiting)
+    finally:
+        for each in running:
+            each.failure()
+
+
+def _measured_alone(one: _Apart, others: list[_Apart]) -> tuple[float, float]:
+    """From when to when it was measured, while the others were stopped."""
+    start = time.perf_counter()
+    for each in others:
+        each.signal(signal.SIGSTOP)
+    one.pipe.send(None)
+    if not one.pipe.poll(MEASURING) or one.said() != _MY_TURN:
+        one.signal(signal.SIGKILL)
+    for each in others:
+        each.signal(signal.SIGCONT)
+    end = time.perf_counter()
+    for each in (one, *others):
+        each.until += end - start
+    return start, end
+
+
+def _without_pauses(record: dict[str, Any], pauses: list[tuple[float, float]]) -> dict[str, Any]:
+    """With the seconds of first calls in which the process was not stopped."""
+    for first in record.get("first", {}).values():
+        begin = first.pop("begin")
+        end = begin + first["seconds"]
+        first["seconds"] -= sum(max(min(end, y) - max(begin, x), 0.0) for x, y in pauses)
+    return record
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Waits until nothing else is computed, where others are measured beside this one."""
-    if told is None:
+    if turn is None:
         yield
         return
-    os.write(told, b".")
-    input()
-    yield
-    os.write(told, b".")
+    turn.send(_MY_TURN)
+    turn.recv()
+    try:
+        yield
+    finally:
+        turn.send(_MY_TURN)
 
 
 def measure(
@@ -225,20 +265,23 @@ def measure(
         (fill or _fill)(record, model, mode, device)
     except Exception as error:
         record["failed"]["all"] = protocol.describe(error)
-    tidy_up(device)
+    tidy_up(device if torch.cuda.is_initialized() else "cpu")
     return record
 
 
-def _made(model: Model, device: str) -> tuple[nn.Module, nn.Module, tuple[Any, ...]]:
-    """The model as it is and accelerated, and its inputs."""
+def _made(model: Model, device: str) -> Made:
+    """The model and its inputs, on the CPU."""
     torch.manual_seed(0)
-    before, inputs = model.make(device == "cpu")
-    before.to(device)  # some classes return nothing
-    given = pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)
-    for module in before.modules():
-        if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()
-    return before, extops.accelerate(copy.deepcopy(before)), given
+    return model.make(device == "cpu")
+
+
+def _moved(made: Made, device: str) -> Made:
+    module, inputs = made
+    module.to(device)  # some classes return nothing
+    for each in module.modules():
+        if isinstance(each, nn.RNNBase):
+            each.flatten_parameters()
+    return module, pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)
 
 
 def _copied(model: nn.Module, library: str = "torch") -> nn.Module:
@@ -253,9 +296,9 @@ def _copied(model: nn.Module, library: str = "torch") -> nn.Module:
 
 
 def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
-    before, after, given = _made(model, device)
+    before, given = _moved(_made(model, device), device)
     control = _copied(before)
-    variants = {"torch": before, "extops": after}
+    variants = {"torch": before, "extops": _copied(before, "extops")}
     record["differences"] = differences(model, variants, given, mode, device)
     variants["control"] = control
     samplers, seconds = {}, 0.0
@@ -374,20 +417,21 @@ def _fill_compiled(
     record: dict[str, Any], model: Model, mode: str, device: str, seconds: float = PREPARING
 ) -> None:
     """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served."""
-    context = multiprocessing.get_context("spawn")
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"], of_one, wanted = {}, 0.0, [*PREPARED]
+    made = _made(model, device)
     with contextlib.ExitStack() as ends:
         caches = ends.enter_context(tempfile.TemporaryDirectory())
-        for turn in TURNS:
+        for together in TURNS:
             pipes = {}
-            for name, library in turn.items():
+            for name, library in together.items():
                 # What the compiler made for one library must not shorten the first call of the other.
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/{library}"
-                pipes[name], theirs = context.Pipe()
-                arguments = theirs, model.name, mode, device, library, wanted, seconds
-                process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
+                pipes[name], theirs = _FORK.Pipe()
+                arguments = theirs, model, made, mode, device, library, wanted, seconds
+                process = _FORK.Process(target=_measure_compiled, args=arguments, daemon=True)
                 process.start()
+                theirs.close()
                 ends.callback(process.join)
                 ends.callback(_end, pipes[name])
             for name, pipe in pipes.items():
@@ -399,7 +443,7 @@ def _fill_compiled(
                     record["first"][f"{name} {form}"] = first
                     samplers[f"{name} {form}"] = [partial(_ask, pipe, form)]
         with _alone():
-            rounds = _rounds(SECONDS_OF_COMPILED, of_one)
+            rounds = _rounds(SECONDS_OF_COMPILED, 2 * of_one)  # each sample is warmed up
             record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
 
@@ -436,7 +480,8 @@ def _measure_compiled(pipe: Connection, *arguments: Any) -> None:
 
 def _prepare_compiled(
     pipe: Connection,
-    name: str,
+    model: Model,
+    made: Made,
     mode: str,
     device: str,
     library: str,
@@ -444,12 +489,10 @@ def _prepare_compiled(
     seconds: float,
 ) -> None:
     """Sends what the first call of each form took, then a sample of the form that is asked for, until none is. Nothing
-    more is compiled once the seconds are over.
+    more is compiled once the process, and those that it waited for, have computed for so many seconds.
     """
-    end = time.perf_counter() + seconds
-    model = _named(name)
     _prepare(mode, device)
-    module, _, given = _made(model, device)
+    module, given = _moved(made, device)
     found: dict[str, Any] = {"first": {}, "failed": {}, "seconds": {}}
     start_compiler(device)
     calls = {}
@@ -462,7 +505,7 @@ def _prepare_compiled(
     for work, form in wanted:
         if work not in calls[form] or form in found["failed"]:
             continue
-        if time.perf_counter() > end:
+        if sum(os.times()[:4]) > seconds:
             found["failed"][form] = f"{work}: not compiled within {seconds:.0f} s"
             continue
         call = _step(calls[form][work])
@@ -477,7 +520,8 @@ def _prepare_compiled(
             found["failed"][form] = f"{work}: {protocol.describe(error)}"
             continue
         found["seconds"][work, form] = samplers[form][-1][1]
-        first = found["first"].setdefault(form, {"seconds": taken, "breaks": 0})
+        first = {"begin": start, "seconds": taken, "breaks": 0}
+        first = found["first"].setdefault(form, first)
         first["breaks"] += _breaks()
     pipe.send(found)
     while form := pipe.recv():
@@ -528,7 +572,7 @@ def add_refused(names: list[str], output: Path) -> None:
     alone = [x for x in known if x.removesuffix(", serving") not in known - {x}]
     for name in names or sorted(alone):
         try:
-            before, _, given = _made(_named(name), "cpu")
+            before, given = _moved(_made(_named(name), "cpu"), "cpu")
             found[name] = _refused(_named(name), _copied(before, "extops"), given)
         except Exception as error:
             found[name] = f"not made: {protocol.describe(error)}"
@@ -762,11 +806,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
     parser.add_argument("--fullgraph", action="store_true", help="what is refused, and no times")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
-    parser.add_argument("--wait", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    global told
-    if (told := given.wait) is not None:
-        os.set_inheritable(told, False)
     if given.fullgraph:
         return add_refused(given.model, given.output)
     chosen = given.device, given.model, given.mode, given.seconds

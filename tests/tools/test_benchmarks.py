@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import multiprocessing
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -513,28 +514,76 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_models_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each in a process, which waits for its turn; one that ends before keeps no other from it."""
     models = pytest.importorskip("benchmarks.models")
+    monkeypatch.setitem(models.AT_ONCE, "cpu", 2)
     names = ["policy, one step", "none of them", "voice activity, Silero"]
-    models.run("cpu", names, ["float32"], 120, tmp_path)
-    records = {x["model"]: x for x in json.loads((tmp_path / "models.json").read_text())["records"]}
-    assert "not enough values to unpack" in records[names[1]]["failed"]["all"]
+    models.run("cpu", names, ["float32", "autocast"], 120, tmp_path)
+    records = json.loads((tmp_path / "models.json").read_text())["records"]
+    (failed,) = (x for x in records if x["model"] == names[1])
+    assert "not enough values to unpack" in failed["failed"]["all"]
     for name in (names[0], names[2]):
-        assert records[name]["failed"] == {}
-        assert models.ratios(records[name]).keys() == {"wall_forward", "wall_training"}
-    models.run("cpu", names[:2], ["float32"], 0, tmp_path)
-    assert "it was stopped after 1 s" in capsys.readouterr().out
+        of_model = [x for x in records if x["model"] == name]
+        assert [x["mode"] for x in of_model] == ["float32", "autocast"]
+        for record in of_model:
+            assert record["failed"] == {}
+            assert models.ratios(record).keys() == {"wall_forward", "wall_training"}
+    models.run("cpu", names[:1], ["float32"], 0, tmp_path)
+    assert "there was no time to measure it" in capsys.readouterr().out
+    late = models._Apart(names[0], "", ("cpu", ["float32"], models._fill), 0.0)
+    assert late.failure("late")["failed"] == {"all": "late"}
+    assert late.process.exitcode == -signal.SIGKILL
+
+
+def test_others_are_stopped_while_a_model_is_measured() -> None:
+    """They get as much more time, and what they were stopped for is no part of a first call."""
+    models = pytest.importorskip("benchmarks.models")
+
+    class Pipe:
+        def __init__(self) -> None:
+            self.sent: list[str] = []
+
+        def send(self, _: None) -> None:
+            self.sent.append("go on")
+
+        def poll(self, seconds: float) -> bool:
+            return True
+
+    class Apart:
+        def __init__(self, said: str) -> None:
+            self.until, self.pipe, self.signals, self.answer = 100.0, Pipe(), list[int](), said
+
+        def signal(self, number: int) -> None:
+            self.signals.append(number)
+
+        def said(self) -> str:
+            return self.answer
+
+    one, other = Apart(models._MY_TURN), Apart("")
+    start, end = models._measured_alone(one, [other])
+    assert one.pipe.sent == ["go on"]
+    assert (one.signals, other.signals) == ([], [signal.SIGSTOP, signal.SIGCONT])
+    assert one.until == other.until == 100 + end - start > 100
+    ended = Apart("")
+    models._measured_alone(ended, [])
+    assert ended.signals == [signal.SIGKILL]
+    first = {"begin": 10.0, "seconds": 5.0, "breaks": 0}
+    pauses = [(8.0, 11.0), (12.0, 13.0), (14.5, 20.0), (30.0, 40.0)]
+    record = models._without_pauses({"first": {"torch eager": first}}, pauses)
+    assert record == {"first": {"torch eager": {"seconds": 2.5, "breaks": 0}}}
 
 
 @pytest.mark.slow
-def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ours is one graph where torch's is none."""
     models = pytest.importorskip("benchmarks.models")
     monkeypatch.setattr(models, "ROUNDS", (1, 1))
     monkeypatch.setattr(models, "PREPARED", [x for x in models.PREPARED if "graphs" not in x])
-    (model,) = (x for x in models.MODELS if x.name == "policy, one step")
-    record = models.measure(model, "float32", "cpu", models._fill_compiled)
+    models.run("cpu", ["policy, one step"], ["float32"], 300, tmp_path, compiled=True)
+    (record,) = json.loads((tmp_path / "models.json").read_text())["records"]
     assert record["failed"] == {}
     assert record["first"]["extops compiled"]["breaks"] == 0
     assert record["first"]["torch compiled"]["breaks"] > 0
@@ -581,16 +630,17 @@ def test_models_that_take_long_to_compile() -> None:
     threads = torch.get_num_threads()
     ours, theirs = multiprocessing.Pipe()
     ours.send(None)
+    (model,) = (x for x in models.MODELS if x.name == "policy, one step")
     others = "float32", "cpu", "torch", models.PREPARED, 0
     try:
-        models._measure_compiled(theirs, "policy, one step", *others)
+        models._measure_compiled(theirs, model, model.make(True), *others)
     finally:
         torch.set_num_threads(threads)
     found = models._received(ours)
     assert found["first"] == found["seconds"] == {}
     assert found["failed"] == dict.fromkeys(models.FORMS, "forward: not compiled within 0 s")
-    models._measure_compiled(theirs, "none of them", *others)
-    with pytest.raises(RuntimeError, match="not enough values to unpack"):
+    models._measure_compiled(theirs, model, (None, ()), *others)
+    with pytest.raises(RuntimeError, match="AttributeError: 'NoneType' object"):
         models._received(ours)
 
 
