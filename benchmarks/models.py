@@ -47,7 +47,7 @@ MODELS = (*zoo.MODELS, *packages.MODELS)
 MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")}
 SECONDS_OF_A_CASE, SECONDS_OF_COMPILED = 1.0, 5.0
 ROUNDS = 3, 15
-SLICE = 0.02
+SLICE = 0.01
 """Seconds of a sample, whose calls follow each other."""
 LONG = 0.1
 """Those from which on it is not warmed up."""

@@ -345,10 +345,11 @@ def _lemmatizer(batch: int, small: bool) -> Made:
 
 def _flair(batch: int, small: bool) -> Made:
     # The character model of its embeddings: one layer of 2,048 units over 250 characters.
-    bare("flair").device = "cpu" if small else "cuda"  # where each copy of a model is made
+    bare("flair").device = "cpu"
     load("flair.nn.recurrent")
     module = load("flair.models.language_model", "flair.data")
     model = module.LanguageModel(range(275), True, 512 if small else 2048, 1)
+    bare("flair").device = "cpu" if small else "cuda"  # where each copy of a model is made
     tokens = torch.randint(0, 275, (10 if small else 250, batch))
     return model, (tokens, torch.zeros(2, 1, batch, model.hidden_size).unbind(0))
 
