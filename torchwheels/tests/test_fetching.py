@@ -22,7 +22,7 @@ from unittest import mock
 
 import pytest
 
-from torchwheels import sources
+from torchwheels import environments, sources
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
 from torchwheels.system import marked
@@ -321,6 +321,39 @@ def test_private_index_gets_its_password(
         match=r"has sources of some-project \(127\.0\.0\.1 answers 401\): check the name and pip",
     ):
         sources.fetch("some-project", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"\xff\xfe", "'utf-8' codec can't decode byte 0xff"), (None, "Permission denied")],
+)
+def test_a_file_with_passwords_that_nobody_can_read_is_named(
+    data: bytes | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, read = tmp_path / "own.netrc", Path.read_text
+
+    def denied(path: Path, *given: str, **named: str) -> str:
+        if path == file and data is None:  # also to root, who may read all
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *given, **named)
+
+    file.write_bytes(data or b"")
+    monkeypatch.setattr(Path, "read_text", denied)
+    monkeypatch.setenv("NETRC", str(file))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    said = rf"own\.netrc, which holds passwords, .*{why}.*: make it .*, or have NETRC name another$"
+    with pytest.raises(UserError, match=said):
+        sources.fetch("some-project", tmp_path / "copy")
+    with pytest.raises(UserError, match=said):
+        environments.clean_variables(tmp_path)
+
+
+def test_nobody_has_passwords_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user whom a container does not know."""
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", "~nobody-has-this-name")
+    monkeypatch.setattr(Path, "expanduser", mock.Mock(side_effect=RuntimeError))
+    assert indexes.passwords() is None
 
 
 def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,13 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "[[releases]]\nversion = '2.99'\npythons = ['3.12']\nindex = 'nightly'",
             "releases: index has 'nightly', but an address such as 'https://example.org/nightly' is expected",
         ),
+        (
+            r'before-all = "make\u0000"',
+            r"before-all has 'make\x00', but a text without NUL is expected: leave the character out",
+        ),
+        (r'environment = { A = "\u0000" }', r"environment has '\x00', but a text without NUL is"),
+        (r'config-settings = { A = ["b", "\u0000"] }', r"config-settings has '\x00', but a text"),
+        ('[tests]\nrequire-gpu = "\\u0000"', r"tests: require-gpu has '\x00', but a text"),
     ],
 )
 def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None:
@@ -299,6 +306,8 @@ def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None
     ("data", "message"),
     [
         (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3: expected `object`, got `int`"),
+        (b"tool = 3", "tool is 3, but a table is expected: write [tool], or leave it out"),
+        (b"project = ['x']", "project is ['x'], but a table is expected: write [project], or"),
         (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
     ],
 )

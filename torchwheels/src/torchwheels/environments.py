@@ -41,7 +41,7 @@ def clean_variables(home: Path) -> dict[str, str]:
     }
     # pip would look for its files, and for passwords, in the home that it is given.
     variables |= {**indexes.pip_variables(settings), "PIP_CONFIG_FILE": os.devnull}
-    if (passwords := files.expanded(os.environ.get("NETRC") or "~/.netrc")).is_file():
+    if passwords := indexes.passwords():
         variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -436,6 +436,7 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
         if response.status_code >= 400 and response.status_code != 404:
             refused[response.url.host] = response.status_code
 
+    indexes.passwords()  # which are not read before an address wants one
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
     cert, proxy = settings.get("cert"), settings.get("proxy")
     trusted = settings.get("trusted-host", "").split()

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from torchwheels.errors import UserError
-from torchwheels.system import output, processes
+from torchwheels.system import files, output, processes
 
 _OF_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -58,6 +59,24 @@ def urls(command: str) -> list[str]:
     for url in settings.get("extra-index-url", "").split():
         finder.add_index_url(url)
     return [source["url"] for source in finder.sources]
+
+
+def passwords() -> Path | None:
+    """The file with the passwords of addresses, where there is one; an error says that nobody can read it."""
+    named = os.environ.get("NETRC")
+    try:
+        file = files.expanded(named) if named else Path.home() / ".netrc"
+        if not file.is_file():
+            return None
+        file.read_text(encoding="utf-8")
+    except RuntimeError:  # of a user whom the system does not know
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file}, which holds passwords, cannot be read ({error}): make it a text in UTF-8 that you may read, or "
+            "have NETRC name another"
+        ) from None
+    return file
 
 
 def pip_variables(settings: Mapping[str, str]) -> dict[str, str]:

@@ -356,9 +356,13 @@ def load(file: Path) -> Project:
     """The project that `file` describes: its `[tool.torchwheels]`, else the whole file."""
     usual = "the pyproject.toml that has them under [tool.torchwheels]"
     data = read_file(file, f"`--config` names a TOML file with the options, or {usual}")
+    for key in ("tool", "project"):
+        if not isinstance(said := data.get(key, {}), dict):
+            way_out = f"a table is expected: write [{key}], or leave it out"
+            raise UserError(f"{file}: {key} is {said!r}, but {way_out}")
     whole = data if file.name != "pyproject.toml" else {}
     table = data.get("tool", {}).get("torchwheels", whole)
-    name = canonicalize_name(data.get("project", {}).get("name", ""))
+    name = canonicalize_name(str(data.get("project", {}).get("name", "")))
     return of_file(table, file, f"{file}: [tool.torchwheels]", name)
 
 
@@ -466,7 +470,19 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+def _texts_in(value: Any) -> list[str]:
+    """All texts of an option; a table in it has checked its own."""
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    inner = value if isinstance(value, tuple | list) else ()
+    return [value] if isinstance(value, str) else [x for each in inner for x in _texts_in(each)]
+
+
 def _check(name: str, value: Any, where: str) -> None:
+    for text in _texts_in(value):
+        if "\0" in text:  # no command, variable or path can have one
+            why = "but a text without NUL is expected: leave the character out"
+            raise ValueError(f"{where} has {text!r}, {why}")
     if name in _TEXTS and (value != "" or name == "version"):
         expected, check = _TEXTS[name]
         for text in _several(value):
