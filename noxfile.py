@@ -5,6 +5,7 @@
 #     "build==1.6.1",
 #     "docker==7.2.0",
 #     "httpx2==2.16.2",
+#     "jinja2==3.1.6",
 #     "msgspec==0.22.0",
 #     "nox==2026.10.20",
 #     "nvidia-cuda-cuobjdump==13.5.37",

@@ -89,7 +89,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _write(folder: Path, title: str, top: str, search: str, text: str) -> None:
-    parts = {"title": html.escape(title), "top": top, "search": html.escape(search), "text": text}
+    parts = {"title": title, "top": top, "search": search, "text": text}
     write_text(folder / "index.html", site.page(TEMPLATE, **parts))
 
 

@@ -13,13 +13,13 @@ import hashlib
 import html
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+import jinja2
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -38,21 +38,11 @@ Listings: TypeAlias = dict[str, dict[str, list[Json]]]
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _HEAD = Path(__file__).with_name("head.html")
-_SECTION = """<h2>{name}</h2>
-{variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
-<table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
-{rows}
-</table>
-"""
-_VARIANTS = (
-    "<p><code>uv pip install --preview-features wheel-variants {name} "
-    '--index <span class="index">simple/</span></code><br>'
-    "takes the wheel for the machine's driver, or the one without CUDA. uv can do this from 0.13.9 on, "
-    "pip cannot yet: for pip, or for a certain torch or CUDA, choose below.</p>\n"
-)
-_COMMANDS = (
-    '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
-    '<code>uv pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code>'
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(TEMPLATE.parent),
+    autoescape=True,
+    trim_blocks=True,
+    keep_trailing_newline=True,
 )
 
 
@@ -89,16 +79,15 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 if each:
                     listed.setdefault(index_of(each), {}).setdefault(name, []).append(entry)
         write_listings(new, listed, "wheels/")
-        documentation = ""
-        for name, reports in projects.items():
-            what = html.escape(reports[-1]["summary"] or "no description")
-            documentation += f"<p><b>{html.escape(name)}</b>: {what}</p>\n"
         if (dist / "docs").is_dir():
             shutil.copytree(dist / "docs", new / "docs")
-            documentation += '<p><a href="docs/">Documentation</a></p>\n'
-        sections = "".join(_section(name, found) for name, found in projects.items())
-        title = html.escape(f"Wheels of {', '.join(projects)}")
-        text = page(TEMPLATE, title=title, documentation=documentation, sections=sections)
+        text = page(
+            TEMPLATE,
+            title=f"Wheels of {', '.join(projects)}",
+            documentation=[(x, y[-1]["summary"] or "no description") for x, y in projects.items()],
+            has_documentation=(dist / "docs").is_dir(),
+            sections="".join(_section(name, found) for name, found in projects.items()),
+        )
         write_text(new / "index.html", text)
     return list(projects)
 
@@ -161,10 +150,10 @@ def _check_replaceable(site: Path, new: Path) -> None:
             )
 
 
-def page(template: Path, **parts: str) -> str:
+def page(template: Path, **parts: object) -> str:
     """A page with its parts, below the head that all have."""
     text = "".join(x.read_text(encoding="utf-8") for x in (_HEAD, template))
-    return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
+    return _TEMPLATES.from_string(text).render(parts)
 
 
 def why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
@@ -245,17 +234,8 @@ def write_listing(folder: Path, listing: Json) -> None:
 
     A static server cannot choose between the two by what a client accepts.
     """
-    names = [each["name"] for each in listing.get("projects", ())]
-    lines = [f'<a href="{quote(name)}/">{html.escape(name)}</a><br>' for name in names]
-    for each in listing.get("files", ()):
-        attributes = {x: each[x] for x in ("requires-python", "yanked") if each.get(x)}
-        if "core-metadata" in each:
-            attributes["core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
-        said = "".join(f' data-{k}="{html.escape(v)}"' for k, v in attributes.items())
-        url = f"{each['url']}#sha256={each['hashes']['sha256']}"
-        lines.append(f'<a href="{url}"{said}>{html.escape(each["filename"])}</a><br>')
-    head = '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>'
-    write_text(folder / "index.html", "\n".join([head, *lines, ""]))
+    text = _TEMPLATES.get_template("listing.html").render(listing)
+    write_text(folder / "index.html", text)
     document = {"meta": {"api-version": "1.1"}, **listing}
     write_text(folder / "index.json", as_json(document))
 
@@ -302,31 +282,11 @@ def torches(report: Json) -> list[SpecifierSet]:
 
 def _section(name: str, reports: list[Json]) -> str:
     """What the page says of one project, the newest version first."""
-    rows = []
-    for report in reversed(reports):
-        build, tests = report["build"], report["tests"]
-        form = "{passed} passed, {failed} failed in {target} on {device}"
-        ran = [form.format(**each) for each in tests]
-        texts = [
-            report["works_with"]["python"] or "any",
-            ", ".join(map(str, torches(report))) or "any",
-            build["cuda"] or "–",
-            " ".join(build["architectures"]) or "–",
-            f"{report['size'] / 1e6:.2f}",
-            "; ".join(ran) or "no run of this file is recorded",
-        ]
-        link = f'<a href="wheels/{quote(report["wheel"])}">{html.escape(report["version"])}</a>'
-        if report["yanked"]:
-            link += f"<br>withdrawn: {html.escape(report['yanked'])}"
-        wanted = html.escape(f"{name}=={report['version']}")
-        index = html.escape(f"{index_of(label(report))}/")
-        cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
-        rows.append(f'<tr id="{html.escape(report["wheel"])}"><td>{"<td>".join(cells)}</tr>')
     chosen = {key: wheel["wheel"] for key, wheel in choices(reports).items()}
-    has_variants = any(each.get("variant") and not each["yanked"] for each in reports)
-    return _SECTION.format(
-        name=html.escape(name),
-        variants=_VARIANTS.format(name=html.escape(name)) if has_variants else "",
-        rows_chosen=html.escape(json.dumps(chosen)),
-        rows="\n".join(rows),
+    return _TEMPLATES.get_template("section.html").render(
+        name=name,
+        reports=reports[::-1],
+        chosen=html.escape(json.dumps(chosen)),
+        has_variants=any(each.get("variant") and not each["yanked"] for each in reports),
+        **{"label": label, "index_of": index_of, "torches": torches},
     )
