@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from torchwheels.errors import UserError
 from torchwheels.system import processes
 
@@ -57,25 +59,10 @@ class Machine:
         raise UserError(f"there is no C or C++ compiler {command} on PATH: {way_out}")
 
 
-X86_64, AARCH64 = (
-    Machine(
-        name="x86_64",
-        elf="EM_X86_64",
-        page=4096,
-        loader="ld-linux-x86-64.so.2",
-        docker="linux/amd64",
-        runner="ubuntu-24.04",
-    ),
-    Machine(
-        name="aarch64",
-        elf="EM_AARCH64",
-        page=65536,
-        loader="ld-linux-aarch64.so.1",
-        docker="linux/arm64",
-        runner="ubuntu-24.04-arm",
-    ),
+MACHINES: Mapping[str, Machine] = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, Machine]
 )
-MACHINES: Mapping[str, Machine] = {each.name: each for each in (X86_64, AARCH64)}
+X86_64, AARCH64 = MACHINES["x86_64"], MACHINES["aarch64"]
 
 
 def of_name(name: str) -> Machine:
