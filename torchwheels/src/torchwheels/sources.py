@@ -437,7 +437,7 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             refused[response.url.host] = response.status_code
 
     indexes.passwords()  # which are not read before an address wants one
-    settings, urls = indexes.pip_settings("download"), indexes.urls("download")
+    settings = indexes.pip_settings("download")
     cert, proxy = settings.get("cert"), settings.get("proxy")
     trusted = settings.get("trusted-host", "").split()
     try:
@@ -455,6 +455,11 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             "nothing can be fetched with the proxy, the certificates or the trusted hosts that pip's configuration and "
             f"variables such as ALL_PROXY name ({error}): correct them; a proxy is http://HOST:PORT"
         ) from None
-    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
     kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
-    return PackageFinder(session, index_urls=urls, **kind)  # type: ignore[arg-type]  # of unearth's own
+    first = settings.get("index-url", "").split()
+    finder = PackageFinder(session, index_urls=first, **kind)  # type: ignore[arg-type]  # of unearth's own
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    asked = [source["url"] for source in finder.sources]  # PyPI, where nothing is configured
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=asked)
+    return finder

@@ -50,17 +50,6 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     return done.stdout
 
 
-def urls(command: str) -> list[str]:
-    """The package indexes that pip asks: PyPI alone, where nothing is configured."""
-    from unearth import PackageFinder  # only here: it brings a client of HTTP with it
-
-    settings = pip_settings(command)
-    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
-    for url in settings.get("extra-index-url", "").split():
-        finder.add_index_url(url)
-    return [source["url"] for source in finder.sources]
-
-
 def passwords() -> Path | None:
     """The file with the passwords of addresses, where there is one; an error says that nobody can read it."""
     named = os.environ.get("NETRC")

@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from packaging.requirements import Requirement
@@ -307,8 +307,8 @@ def _several(texts: str | Iterable[str]) -> list[str]:
 @functools.cache
 def preset(name: str) -> dict[str, Any]:
     """The options that a project of others is known to want, by its normalised name."""
-    table = msgspec.toml.decode(Path(__file__).with_name("presets.toml").read_bytes())
-    return cast("dict[str, Any]", table.get(name, {}))
+    text = Path(__file__).with_name("presets.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, dict[str, Any]]).get(name, {})
 
 
 def values_of(target: Target, jobs: str = "1", cuda_home: str = "", origin: str = "") -> Values:

@@ -262,10 +262,7 @@ def _is_loaded(data: bytes) -> bool:
     """Whether the loader takes a file: GPU code, object files and static programs have no dynamic segment."""
     if not data.startswith(b"\x7fELF\x02\x01") or len(data) < 64:
         return False
-    (first,), (size, count) = (
-        struct.unpack_from("<Q", data, 32),
-        struct.unpack_from("<HH", data, 54),
-    )
+    first, size, count = struct.unpack_from("<32xQ14xHH", data)
     places = (first + size * each for each in range(count))
     return any(data[x : x + 4] == b"\x02\0\0\0" for x in places)
 
