@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from torchwheels.errors import UserError
 from torchwheels.system.output import masked
 
@@ -143,11 +145,9 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return msgspec.json.decode(path.read_bytes())
     except RecursionError as error:
         raise ValueError(str(error)) from None
-    json.dumps(found, ensure_ascii=False).encode()  # `\\ud800` is half a character
-    return found
 
 
 def sha256(path: Path) -> str:

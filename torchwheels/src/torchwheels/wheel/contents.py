@@ -2,7 +2,6 @@
 
 import email
 import functools
-import json
 import re
 import struct
 import zipfile
@@ -13,6 +12,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
 from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
@@ -95,10 +95,10 @@ class Wheel:
     def record(self) -> dict[str, Any] | None:
         """What it says of its build."""
         try:
-            found = json.loads(self.files[f"{self.dist_info}/{BUILD_RECORD}"])
+            text = self.files[f"{self.dist_info}/{BUILD_RECORD}"]
+            return msgspec.json.decode(text, type=dict[str, Any])
         except (KeyError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
 
     @functools.cached_property
     def libraries(self) -> dict[str, Library]:
