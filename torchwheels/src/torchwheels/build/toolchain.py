@@ -117,26 +117,22 @@ def with_usual_layout(
     if all((toolkit.home / each).is_dir() for each in usual) and libraries is None:
         return toolkit
     own = toolkit.home / ("lib64" if (toolkit.home / "lib64").is_dir() else "lib")
-    for name, original in (("bin", toolkit.home / "bin"), ("lib64", libraries or own)):
-        (folder / name).mkdir(parents=True)
-        # One by one: nvcc looks for the rest around the folder that it was called in.
-        for file in sorted(original.iterdir()):
-            (folder / name / file.name).symlink_to(file)
-            plain = file.parent / f"{file.name.partition('.so')[0]}.so"
-            link = folder / name / plain.name
-            if ".so." in file.name and not plain.exists() and not link.is_symlink():
-                link.symlink_to(file)
+    # File by file: nvcc looks for the rest around the folder that it was called in.
+    copied = {"bin": toolkit.home / "bin", "lib64": libraries or own, "nvvm": toolkit.home / "nvvm"}
+    for name, original in copied.items():
+        shutil.copytree(original, folder / name, copy_function=os.symlink)
+    for file in sorted((folder / "lib64").glob("*.so.*")):
+        link = file.with_name(f"{file.name.partition('.so')[0]}.so")
+        if not link.exists():
+            link.symlink_to(file.readlink())
     (folder / "lib64" / "stubs").symlink_to(driver.parent)
     (folder / "lib").symlink_to("lib64")
     (folder / "include").symlink_to(toolkit.home / "include")
-    nvvm = folder / "nvvm"
-    nvvm.mkdir()
-    for part in sorted((toolkit.home / "nvvm").glob("*")):
-        (nvvm / part.name).symlink_to(part)
-    if not (nvvm / "lib64").exists():  # where nvlink looks for what optimises all files (-dlto)
-        (nvvm / "lib64").mkdir()
+    nvvm = folder / "nvvm" / "lib64"
+    if not nvvm.exists():  # where nvlink looks for what optimises all files (-dlto)
+        nvvm.mkdir()
         for file in (toolkit.home / "lib").glob("libnvvm.so.*"):
-            (nvvm / "lib64" / "libnvvm.so").symlink_to(file)
+            (nvvm / "libnvvm.so").symlink_to(file)
     return CudaToolkit(folder, toolkit.version)
 
 
