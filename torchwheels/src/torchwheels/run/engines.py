@@ -7,9 +7,8 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
@@ -28,8 +27,7 @@ _ANSWER = 10**6
 _STEP = "from torchwheels.run import inside; inside.main()"
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """An engine that answers."""
 
     client: docker.DockerClient

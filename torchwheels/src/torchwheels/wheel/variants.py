@@ -10,9 +10,8 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from torchwheels.errors import UserError
@@ -40,8 +39,7 @@ Properties = Mapping[str, Mapping[str, list[str]]]
 """Of each namespace the features, and for each the values of which a machine must have one."""
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """The variant of a labelled wheel."""
 
     path: Path
