@@ -136,14 +136,13 @@ def install(
         return
     # An option may hold a password.
     wanted = " ".join(x for x in requirements if not x.startswith("--"))
+    text = releases.locked(releases.names(requirements).__contains__) if hashed else constraint
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(text)
+        file.flush()
         if hashed:
-            file.write(releases.locked(releases.names(requirements).__contains__))
-            file.flush()
             requirements = ["--require-hashes", f"--requirement={file.name}"]
         elif constraint:
-            file.write(constraint)
-            file.flush()
             # Over the variable's, which so are named again.
             files = [file.name, *variables.get("UV_CONSTRAINT", "").split()]
             requirements = [*requirements, *(f"--constraint={x}" for x in files)]

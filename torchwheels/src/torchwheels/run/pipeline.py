@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchwheels import build
@@ -24,7 +24,7 @@ from torchwheels.sources import Fetched
 from torchwheels.system import processes, scratch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Task:
     """A target that is wanted, and what has become of it."""
 
@@ -70,25 +70,22 @@ class Order:
             digest = kept.inputs(options, target, self.source, place)
             yield Task(target, options, digest, kept.find(self.dist, digest) if self.keep else None)
 
-    def build(self, task: Task) -> Task:
-        """Builds the wheel of a target, unless there is one."""
-        if task.wheel:
-            return task
+    def build(self, task: Task) -> None:
+        """Builds the wheel of a target."""
         given = task.options, task.target, self.source, self.dist
-        start = time.monotonic()
-        path, failure, own = task.wheel, None, task.options
+        start, own = time.monotonic(), task.options
         try:
             if not (own.before_all or own.before_build or own.patches):  # which may make it
                 build.project_folder(own, task.target, self.source.folder)
             if self.engine:
-                path = containers.build_wheel(self.engine, *given, self.fresh)
+                task.wheel = containers.build_wheel(self.engine, *given, self.fresh)
             else:
-                path = build.build_wheel(*given, build.STEPS, self.fresh)
-            if self.keep and path:
-                kept.note(self.dist, task.digest, path)
+                task.wheel = build.build_wheel(*given, build.STEPS, self.fresh)
+            if self.keep and task.wheel:
+                kept.note(self.dist, task.digest, task.wheel)
         except (UserError, OSError, subprocess.CalledProcessError) as error:
-            failure = error
-        return replace(task, seconds=time.monotonic() - start, wheel=path, error=failure)
+            task.error = error
+        task.seconds = time.monotonic() - start
 
 
 def run(order: Order) -> list[Path]:
@@ -106,12 +103,12 @@ def run(order: Order) -> list[Path]:
         for command in dict.fromkeys(task.options.before_all for task in wanted):
             if command:
                 build.before_all(command, order.source.folder)
-    outcomes = [order.build(task) for task in tasks]
-    if len(tasks) > 1 or not wanted:
-        for outcome in outcomes:
-            print(f"torchwheels: {outcome}", flush=True)
-    _check(outcomes)
-    return [outcome.wheel for outcome in outcomes if outcome.wheel]
+    for task in wanted:
+        order.build(task)
+    for task in tasks if len(tasks) > 1 or not wanted else ():
+        print(f"torchwheels: {task}", flush=True)
+    _check(tasks)
+    return [task.wheel for task in tasks if task.wheel]
 
 
 def test(
@@ -135,15 +132,15 @@ def test(
         raise TestsError(f"the tests of {wheel.name} fail in {target.name} (exit code {code})")
 
 
-def _check(outcomes: Sequence[Task]) -> None:
+def _check(tasks: Sequence[Task]) -> None:
     """Raises an error where a target has failed: of that kind, where all that failed are of one."""
-    errors = {each.target.name: each.error for each in outcomes if each.error}
-    if errors and len(outcomes) == 1:
+    errors = {each.target.name: each.error for each in tasks if each.error}
+    if errors and len(tasks) == 1:
         raise next(iter(errors.values()))
     if errors:
         found = errors.values()
         kind, *others = {type(x) if isinstance(x, UserError) else UserError for x in found}
-        said = f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}"
+        said = f"{len(errors)} of {len(tasks)} targets failed: {', '.join(errors)}"
         raise UserError(said) if others else kind(said)
 
 
