@@ -51,8 +51,8 @@ SLICE = 0.01
 """Seconds of a sample, whose calls follow each other."""
 LONG = 0.1
 """Those from which on it is not warmed up."""
-PREPARING, MEASURING = 240.0, 60.0
-"""The seconds that a process may take for each."""
+PREPARING, DRAINING, MEASURING = 240.0, 10.0, 60.0
+"""The seconds that a process may take to prepare, the GPU to compute what is queued, and a process to be measured."""
 SHARE_OF_FIRST = 0.4
 """The part of that in which a process begins to compile: the second of each library finds what the first has made."""
 AT_ONCE = {"cuda": 8, "cpu": 1}
@@ -90,6 +90,8 @@ def run(
     found = _side_by_side(names or [model.name for model in MODELS], given, end, preparing)
     with _FORK.Pool(1) as pool:
         environment_of_all = pool.apply(environment.describe, (device,))
+        configuration = pool.apply(torch.__config__.show)
+    torch.__config__.show = partial(str, configuration)  # torch_geometric asks when it is imported
     result: dict[str, Any] = {"environment": environment_of_all, "records": []}
     for record in found:
         result["records"].append(record)
@@ -220,6 +222,8 @@ def _measured_alone(one: _Apart, others: list[_Apart]) -> tuple[float, float]:
     start = time.perf_counter()
     for each in others:
         each.signal(signal.SIGSTOP)
+    while others and _is_busy() and time.perf_counter() < start + DRAINING:
+        pass
     one.pipe.send(None)
     if not one.pipe.poll(MEASURING) or one.said() != _MY_TURN:
         one.signal(signal.SIGKILL)
@@ -229,6 +233,12 @@ def _measured_alone(one: _Apart, others: list[_Apart]) -> tuple[float, float]:
     for each in (one, *others):
         each.until += end - start
     return start, end
+
+
+def _is_busy() -> bool:
+    """Whether the first GPU computes: what stopped processes have queued goes on."""
+    name = "utilization.gpu"
+    return environment.nvidia_smi(name).get(name, "0 %") != "0 %"
 
 
 def _without_pauses(record: dict[str, Any], pauses: list[tuple[float, float]]) -> dict[str, Any]:
