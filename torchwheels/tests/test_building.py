@@ -319,7 +319,7 @@ setup(name="sample", version="1", packages=[], ext_modules=[Extension("sample", 
         ("made.cpp", "", "lack the file made.cpp, which git ignores, or which lies where builds leave their own: add"),
         ("own.cpp", '#include "x/made.h"', "lack the file include/x/made.h, which git ignores, or"),
         ("own.cpp", '#include "of_nobody.h"', "the header of_nobody.h is not there, and may be of the"),
-        ("../common.cpp", None, "common.cpp: an archive on PyPI may be incomplete, so build its rep"),
+        ("../common.cpp", None, "its sources lack the file common.cpp, which lies outside of the folder that is"),
         ("link.cpp", None, "its sources lack the file link.cpp, a link out of their folder (../common.cpp): p"),
     ],
 )  # fmt: skip
@@ -347,6 +347,62 @@ def test_a_file_that_is_missing_is_named_and_why(
         monkeypatch.setenv("TORCHWHEELS_CACHE", short)
         build.build_wheel(project.Project(), target, source, tmp_path / "dist")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "has_git", "message"),
+    [
+        ("open('made.rst')", True, "lack the file made.rst, which git ignores, or"),
+        ("import made", True, "lack the file made.py, which git ignores, or"),
+        ("import made_too.inner", True, "lack the file made_too/__init__.py, which git ignores, or"),
+        ("open('dist/x')", True, "lack the file dist/x, which git ignores, or which lies where builds leave their own"),
+        ("open('dist/x')", False, "dist/x, which lies where builds leave their own: move it out of dist"),
+        ("open('../README')", True, "README, which lies outside of the folder that is built: build {} with `--sub"),
+        ("open('../README')", False, " with `--subdirectory source`"),
+        ("open('nowhere')", True, "the messages above say why"),
+        ("import made_by_nobody", True, "imports a module that is not there (made_by_nobody)"),
+    ],
+)  # fmt: skip
+def test_what_setup_needs_and_the_copy_lacks_is_named(
+    line: str, has_git: bool, message: str, target: Target, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    for name in ("../README", "made.rst", "made.py", "made_too/__init__.py", "dist/x"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    if has_git:
+        (folder / ".gitignore").write_text("made*\ndist\n")
+        subprocess.run(["git", "init", "--quiet", folder], check=True)
+    (folder / "setup.py").write_text(f"import sys; sys.path.insert(0, '')\n{line}\n{ONE_FILE}")
+    (folder / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    source = sources.fetch(str(folder), tmp_path / "copy")
+    with pytest.raises(BuildError) as error:
+        build.build_wheel(project.Project(), target, source, tmp_path / "dist")
+    assert message.format(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("from . import _generated", "ImportError: cannot import name '_generated' from"),
+        ("from ._generated import x", "ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_module_that_git_ignores_is_named_where_the_wheel_lacks_it(
+    line: str, error: str, classic: Path, target: Target, tmp_path: Path
+) -> None:
+    (package,) = (x.parent for x in classic.rglob("__init__.py"))
+    with (package / "__init__.py").open("a") as file:
+        file.write(f"{line}\n")
+    (package / "_generated.py").touch()
+    (classic / ".gitignore").write_text("_generated.py\n")
+    subprocess.run(["git", "init", "--quiet", classic], check=True)
+    source = sources.fetch(str(classic), tmp_path / "copy")
+    with pytest.raises(UserError) as refused:
+        build.build_wheel(project.Project(), target, source, tmp_path / "dist")
+    assert f"does not import: {error}" in str(refused.value)
+    own = (package / "_generated.py").relative_to(classic)
+    assert f": its sources lack the file {own}, which git ignores, or which" in str(refused.value)
 
 
 @pytest.mark.parametrize(

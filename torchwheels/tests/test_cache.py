@@ -192,6 +192,11 @@ def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
             OSError(28, "No space left on device", "/from", None, "/to"),
             "the disk of /to is full: free some space",
         ),
+        (  # of a folder
+            shutil.Error([("/from/x", "/to/x", "[Errno 28] No space left on device: '/to/x'")]),
+            "the disk of /to/x is full: free some space",
+        ),
+        (shutil.Error([("/from/x", "/to/x", "why")]), "/from/x cannot be copied: why"),
         (OSError(2, "No such file", "/x"), "No such file: /x"),
         (OSError(21, "Is a directory", "/.x.partial", None, "/x"), "Is a directory: /x"),
         (

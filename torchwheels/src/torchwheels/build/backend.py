@@ -203,7 +203,7 @@ def opened(
         print("".join(shown), end="", flush=True)
         printed = last + traceback
         known = {"jobs": variables["MAX_JOBS"], "space": processes.FREE_SPACE}
-        why = _left_out(place, printed) or explained(printed, "build", **known)
+        why = left_out(place, printed) or explained(printed, "build", **known)
         why = why or "the messages above say why"
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
@@ -221,28 +221,49 @@ def too_long(project: Project) -> str:
     )
 
 
-# Of ninja, sccache and GCC, where a file is not there that is to be compiled or included.
+# Of ninja, sccache and GCC, where a file is not there that is to be compiled or included; of Python, where it is to be
+# opened or imported.
 _MISSING = re.compile(
     r"ninja: error: '(.+?)', needed by .*missing and no known rule"
     r"|while hashing the input file '(.+?)'|fatal error: (\S+): No such file"
+    r"|FileNotFoundError: .*No such file or directory: '(.+?)'"
+    r"|No module named '(?P<module>.+?)'|cannot import name '(?P<name>.+?)' from .*?'(?P<package>.+?)'"
 )
 
 
-def _left_out(place: Workplace, printed: str) -> str:
+def left_out(place: Workplace, printed: str) -> str:
     """What to say where a file is missing that the folder of the sources has, and their copy has not."""
-    if not (found := _MISSING.search(printed)):
-        return ""
-    name, original = next(filter(None, found.groups())), Path(place.source.project or "/none")
-    for file in original.rglob(Path(name).name):
+    original = Path(place.source.project or "/none")
+    for found in _MISSING.finditer(printed):
+        names = [x for x in found.groups() if x]
+        if found["module"] or found["name"]:
+            path = (found["module"] or f"{found['package']}.{found['name']}").replace(".", "/")
+            names = [f"{path}.py", f"{path}/__init__.py"]
+        for name in names:
+            if said := _why_missing(name, original, place):
+                return said
+    return ""
+
+
+def _why_missing(name: str, original: Path, place: Workplace) -> str:
+    _, up, inside = f"/{name}".rpartition("/../")
+    for file in original.rglob(Path(inside).name):
         own = file.relative_to(original)
-        if not (f"/{own}".endswith(f"/{name}") or name.endswith(f"/{own}")):
+        if not (f"/{own}".endswith(f"/{inside.lstrip('/')}") or inside.endswith(f"/{own}")):
             continue
         lacks = f"its sources lack the file {own}"
         if file.is_symlink() and not (place.work / "source" / own).exists():
             return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"
         if not (place.source.folder / own).exists():
+            if not (original / ".git").exists():
+                return f"{lacks}, which lies where builds leave their own: move it out of {own.parts[0]}"
             why = "which git ignores, or which lies where builds leave their own"
             return f"{lacks}, {why}: add it all the same (`git add --force {own}`)"
+    for folder in original.parents if up else ():
+        if (folder / inside).is_file():
+            part = original.relative_to(folder)
+            why = "which lies outside of the folder that is built"
+            return f"its sources lack the file {inside}, {why}: build {folder} with `--subdirectory {part}`"
     return ""
 
 

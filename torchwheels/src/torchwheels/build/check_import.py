@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
@@ -80,11 +80,16 @@ def install(path: Path, base: Environment, folder: Path) -> None:
 
 
 def check_import(
-    found: Wheel, environment: Environment, modules: Sequence[str] = (), driver: Path | None = None
+    found: Wheel,
+    environment: Environment,
+    modules: Sequence[str] = (),
+    driver: Path | None = None,
+    known: Callable[[str], str] = lambda _: "",
 ) -> None:
     """Raises an error where the wheel does not import in the environment that it was installed in.
 
-    What is linked with CUDA's driver takes `driver` where this machine has none.
+    What is linked with CUDA's driver takes `driver` where this machine has none. `known` says why, where more is known
+    than the table of failures says.
     """
     libraries = [
         found.installed(name)[1]
@@ -106,7 +111,8 @@ def check_import(
             ends = f"it dies of {signal.Signals(code - 128).name}"
         last = (done.stderr.strip() or ends).splitlines()[-1]
         readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)
-        way_out = explained(last, "import")
+        why = known(last)
+        way_out = f": {why}" if why else explained(last, "import")
         raise RefusedError(f"{found.path.name} does not import: {readable}{way_out}")
 
 

@@ -27,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 from torchwheels import environments, wheel
 from torchwheels.audit import reports
 from torchwheels.build import check_import, toolchain
-from torchwheels.build.backend import Workplace, opened, values_of, variables_of
+from torchwheels.build.backend import Workplace, left_out, opened, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
@@ -72,7 +72,8 @@ def build_wheel(
         with kept_if_refused(found.path, dist):
             if is_here:
                 imported = Environment(work / "import")
-                check_import.check_import(found, imported, project.imports, place.driver)
+                known = functools.partial(left_out, place)
+                check_import.check_import(found, imported, project.imports, place.driver, known)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     modules = project.imports or check_import.top_level_modules(found.files)

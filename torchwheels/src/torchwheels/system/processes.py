@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,14 @@ def explained(error: Exception) -> str:
         return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
     if not isinstance(error, OSError):
         return str(error)
+    if isinstance(error, shutil.Error):  # of a folder that is copied: what is said of each file
+        source, copy, why = error.args[0][0]
+        is_full = os.strerror(errno.ENOSPC) in why
+        return (
+            f"the disk of {copy} is full: {FREE_SPACE}"
+            if is_full
+            else f"{source} cannot be copied: {why}"
+        )
     # Where there are two, of a copy or another name, the first is that of what is there already.
     named = error.filename2 or error.filename
     if error.errno == errno.ENOSPC:
