@@ -66,6 +66,8 @@ MOST_DIFFERENT = 0.05
 Calls = dict[str, Callable[[], object]]
 Given = tuple[str, list[str], Callable[..., None]]
 """The device, the modes, and what fills a record."""
+Place = tuple[str, frozenset[int]]
+"""A GPU, and the cores of the CPU."""
 _FORK = multiprocessing.get_context("fork")
 _MY_TURN = "my turn"
 
@@ -119,11 +121,11 @@ def _prepare(mode: str, device: str) -> None:
 class _Apart:
     """A model in a process of its own. It and those that it starts are one group, which a signal reaches at once."""
 
-    def __init__(self, name: str, gpu: str, given: Given, until: float) -> None:
-        self.name, self.gpu, self.until = name, gpu, until
+    def __init__(self, name: str, place: Place, given: Given, until: float) -> None:
+        self.name, self.place, self.until = name, place, until
         self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.pipe, theirs = _FORK.Pipe()
-        arguments = theirs, self.messages.fileno(), name, gpu, given
+        arguments = theirs, self.messages.fileno(), name, place, given
         self.process = _FORK.Process(target=_measure_apart, args=arguments)
         self.process.start()
         os.setpgid(self.process.pid or 0, 0)
@@ -153,15 +155,18 @@ def _failed(name: str, why: str) -> dict[str, Any]:
     return {"model": name, "package": "", "mode": "", "samples": {}, "failed": {"all": why}}
 
 
-def _measure_apart(pipe: Connection, messages: int, name: str, gpu: str, given: Given) -> None:
+def _measure_apart(pipe: Connection, messages: int, name: str, place: Place, given: Given) -> None:
     """What runs in such a process: a record of each mode is sent."""
     global turn
     turn = pipe
     device, modes, fill = given
     os.dup2(messages, 1)
     os.dup2(messages, 2)
+    gpu, cores = place
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    # On the same ones, two processes of a model are as far from its memory and its GPU.
+    os.sched_setaffinity(0, cores)
     # Each process would have a thread for each core, and they spin while they wait.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -178,20 +183,16 @@ def _side_by_side(
     names: list[str], given: Given, end: float, preparing: float
 ) -> Iterator[dict[str, Any]]:
     """The records of the models: while one is measured, nothing else is computed."""
-    gpus = [""]
-    if given[0] == "cuda":
-        of_all = ",".join(map(str, range(torch.cuda.device_count())))
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", of_all).split(",")
-    places = len(gpus) * AT_ONCE[given[0]]
+    places = _places(given[0])
     waiting, pauses = [*names], list[tuple[float, float]]()
     running: list[_Apart] = []
     measured: set[str] = set()
     try:
         while running or (waiting and time.perf_counter() < end):
-            while waiting and len(running) < places and time.perf_counter() < end:
-                gpu = min(gpus, key=[x.gpu for x in running].count)
+            while waiting and len(running) < len(places) and time.perf_counter() < end:
+                place = next(x for x in places if x not in [y.place for y in running])
                 until = time.perf_counter() + preparing
-                running.append(_Apart(waiting.pop(0), gpu, given, until))
+                running.append(_Apart(waiting.pop(0), place, given, until))
             first = min(end, *(x.until for x in running))
             heard = wait([x.pipe for x in running], max(first - time.perf_counter(), 0))
             for each in [x for x in running if x.pipe in heard]:
@@ -215,6 +216,22 @@ def _side_by_side(
     finally:
         for each in running:
             each.failure()
+
+
+def _places(device: str) -> list[Place]:
+    """Where models prepare side by side; neighbours on different GPUs."""
+    gpus = [""]
+    if device == "cuda":
+        of_all = ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", of_all).split(",")
+    cores, number = sorted(os.sched_getaffinity(0)), len(gpus) * AT_ONCE[device]
+    return [
+        (
+            gpus[x % len(gpus)],
+            frozenset(cores[x * len(cores) // number :][: max(1, len(cores) // number)]),
+        )
+        for x in range(number)
+    ]
 
 
 def _measured_alone(one: _Apart, others: list[_Apart]) -> tuple[float, float]:

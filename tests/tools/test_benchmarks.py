@@ -533,7 +533,8 @@ def test_models_side_by_side(
             assert models.ratios(record).keys() == {"wall_forward", "wall_training"}
     models.run("cpu", names[:1], ["float32"], 0, tmp_path)
     assert "there was no time to measure it" in capsys.readouterr().out
-    late = models._Apart(names[0], "", ("cpu", ["float32"], models._fill), 0.0)
+    (place, _) = models._places("cpu")
+    late = models._Apart(names[0], place, ("cpu", ["float32"], models._fill), 0.0)
     assert late.failure("late")["failed"] == {"all": "late"}
     assert late.process.exitcode == -signal.SIGKILL
 
