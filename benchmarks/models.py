@@ -42,6 +42,7 @@ from benchmarks.results import ratio
 from benchmarks.runner import set_mode, tidy_up
 from benchmarks.suite import say, write
 from benchmarks.zoo import Made, Model
+from extops.choosing import _table
 
 MODELS = (*zoo.MODELS, *packages.MODELS)
 MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")}
@@ -51,6 +52,8 @@ SLICE = 0.01
 """Seconds of a sample, whose calls follow each other."""
 LONG = 0.1
 """Those from which on it is not warmed up."""
+STARTING = 1.0
+"""Seconds after which another model may start to prepare, once the one before has taken its memory."""
 PREPARING, DRAINING, MEASURING = 240.0, 10.0, 60.0
 """The seconds that a process may take to prepare, the GPU to compute what is queued, and a process to be measured."""
 SHARE_OF_FIRST = 0.4
@@ -171,10 +174,13 @@ def _measure_apart(pipe: Connection, messages: int, name: str, place: Place, giv
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         # Its own: a process that is stopped may have locked the user's.
-        os.environ["EXTOPS_CHOICES"] = f"{folder}/choices.json"
+        choices = Path(folder) / "choices.json"
+        os.environ[_table.VARIABLE] = str(choices)
         try:
             for mode in modes:
-                pipe.send(measure(_named(name), mode, device, fill))
+                record = measure(_named(name), mode, device, fill)
+                known = json.loads(choices.read_text()) if choices.exists() else {"machines": {}}
+                pipe.send(record | {"choices": [*known["machines"].values()]})
         except Exception as error:
             pipe.send(_failed(name, protocol.describe(error)))
 
@@ -189,12 +195,17 @@ def _side_by_side(
     measured: set[str] = set()
     try:
         while running or (waiting and time.perf_counter() < end):
-            while waiting and len(running) < len(places) and time.perf_counter() < end:
+            now = time.perf_counter()
+            if (
+                waiting
+                and len(running) < len(places)
+                and now < end
+                and (not running or _has_room())
+            ):
                 place = next(x for x in places if x not in [y.place for y in running])
-                until = time.perf_counter() + preparing
-                running.append(_Apart(waiting.pop(0), place, given, until))
-            first = min(end, *(x.until for x in running))
-            heard = wait([x.pipe for x in running], max(first - time.perf_counter(), 0))
+                running.append(_Apart(waiting.pop(0), place, given, now + preparing))
+            first = min(end, now + STARTING, *(x.until for x in running))
+            heard = wait([x.pipe for x in running], max(first - now, 0))
             for each in [x for x in running if x.pipe in heard]:
                 said = each.said()
                 if said == _MY_TURN:
@@ -250,6 +261,13 @@ def _measured_alone(one: _Apart, others: list[_Apart]) -> tuple[float, float]:
     for each in (one, *others):
         each.until += end - start
     return start, end
+
+
+def _has_room() -> bool:
+    """Whether half of the first GPU's memory is free: where it is full, each call asks the driver for some."""
+    said = environment.nvidia_smi("memory.used", "memory.total").values()
+    used, total = [int(x.split()[0]) for x in said] or (0, 1)
+    return used < total / 2
 
 
 def _is_busy() -> bool:
@@ -327,17 +345,28 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
     control = _copied(before)
     variants = {"torch": before, "extops": _copied(before, "extops")}
     record["differences"] = differences(model, variants, given, mode, device)
-    variants["control"] = control
+    variants = {"torch": before, "control": control, "extops": variants["extops"]}
     samplers, seconds = {}, 0.0
-    for name, variant in variants.items():
-        taken = list(_samplers(calls_of(model, variant, given, mode, device), device))
+    calls = {x: calls_of(model, y, given, mode, device) for x, y in variants.items()}
+    for name, each in calls.items():
+        taken = list(_samplers(each, device))
         samplers[name] = [sampler for sampler, _ in taken]
-        seconds += sum(each for _, each in taken)
+        seconds += sum(x for _, x in taken)
     with _alone():
-        record["samples"], failed = protocol.interleave(
-            samplers, _rounds(SECONDS_OF_A_CASE, seconds)
-        )
+        if turn is not None:
+            _choose_again(variants["extops"], calls["extops"])
+        rounds = _rounds(SECONDS_OF_A_CASE, seconds)
+        record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
+
+
+def _choose_again(module: nn.Module, calls: Calls) -> None:
+    """Lets its layers measure once more, alone: beside others another way may be the faster one."""
+    Path(os.environ[_table.VARIABLE]).unlink(missing_ok=True)
+    _table.table.cache_clear()
+    extops.accelerate(extops.restore(module))
+    for call in calls.values():
+        call()
 
 
 @contextlib.contextmanager
@@ -550,6 +579,8 @@ def _prepare_compiled(
         first = {"begin": start, "seconds": taken, "breaks": 0}
         first = found["first"].setdefault(form, first)
         first["breaks"] += _breaks()
+    if device == "cuda":
+        torch.cuda.empty_cache()  # others prepare
     pipe.send(found)
     while form := pipe.recv():
         answer: Any = {}

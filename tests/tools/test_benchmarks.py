@@ -531,6 +531,8 @@ def test_models_side_by_side(
         for record in of_model:
             assert record["failed"] == {}
             assert models.ratios(record).keys() == {"wall_forward", "wall_training"}
+            (kinds,) = record["choices"]  # of one machine
+            assert kinds
     models.run("cpu", names[:1], ["float32"], 0, tmp_path)
     assert "there was no time to measure it" in capsys.readouterr().out
     (place, _) = models._places("cpu")
