@@ -16,6 +16,7 @@ the list of values that `python -m benchmarks.foreign_values` leaves.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -298,9 +299,29 @@ def add(file: Path) -> None:
         keep({**found[0], key: [*others, {x: run[x] for x in known if x in run}]})
 
 
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.foreign",
+        usage="%(prog)s PROJECT TARGET [--minutes=N] [ARGUMENT...] | --add RECORD...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--add", nargs="+", type=Path, metavar="RECORD", help="add these runs")
+    parser.add_argument("project", nargs="?", metavar="PROJECT", help="one of PROJECTS")
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="such as 3.11-cpu")
+    given, passed_on = parser.parse_known_args()
+    if given.add:
+        for record in given.add:
+            add(record)
+        return
+    if not given.target:
+        parser.error("the following arguments are required: PROJECT, TARGET")
+    if given.project not in PROJECTS:
+        parser.error(f"PROJECTS has no {given.project}")
+    keep(measure(given.project, given.target, passed_on))
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--add":
-        for name in sys.argv[2:]:
-            add(Path(name))
-    else:
-        keep(measure(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    main()

@@ -76,3 +76,19 @@ def test_what_was_run_of_a_file_stays_while_its_project_gives_that_file(
     ):
         foreign.keep(new)
         assert json.loads(results.read_text()) == [said or new]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--help", "A record is what `torchwheels test` leaves"),
+        ("", "the following arguments are required: PROJECT, TARGET"),
+        ("torchsort", "the following arguments are required: PROJECT, TARGET"),
+        ("torchsorted 3.11-cpu", "PROJECTS has no torchsorted"),
+    ],
+)
+def test_command_line_of_foreign_projects(arguments: str, said: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.foreign", *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == (0 if arguments == "--help" else 2)
