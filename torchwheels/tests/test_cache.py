@@ -134,10 +134,16 @@ def test_a_linked_part_is_emptied(
     (tmp_path / "mine").mkdir()
     (disk / "link").symlink_to(tmp_path / "mine")
     (cache / "compiled").symlink_to(disk)
+    (tmp_path / "mine" / "file").touch()
+    (cache / "environments" / "mine").symlink_to(tmp_path / "mine")
     cli.main(["clean"])
+    assert (tmp_path / "mine" / "file").is_file()
+    assert not (cache / "environments" / "mine").is_symlink()
     assert (cache / "compiled").is_symlink() and not [*disk.iterdir()]
     assert (tmp_path / "mine").is_dir() and not (cache / "environments" / "two").exists()
-    assert "torchwheels: removed compiled, 0.0 GB" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "torchwheels: removed compiled, 0.0 GB" in said
+    assert "torchwheels: removed the link environments/mine" in said
     with pytest.raises(SystemExit):
         cli.main(["clean", ""])
     assert "an argument is empty" in capsys.readouterr().err

@@ -524,6 +524,37 @@ def test_a_report_that_says_something_else_is_left_out(
     assert builds.built == ["3.11-cpu"]
 
 
+@pytest.mark.usefixtures("one_project", "builds")
+def test_what_speaks_against_a_wheel_by_now_leaves_it_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its tests have failed since, or an audit by stricter options; an audit that passes changes nothing."""
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    (file,) = Path("dist").glob("*.report.json")
+    right = json.loads(file.read_text())
+    rows = json.dumps(json.loads(file.read_text())["farm"])
+    cli.main(["audit"])
+    assert json.dumps(json.loads(file.read_text())["farm"]) == rows
+    failed = {"rule": "size", "passed": False, "detail": "it is too large"}
+    run = {"target": "3.11-cpu", "device": "cpu", "passed": 1, "failed": 1, "skipped": 0}
+    record = Path("dist/tests/3.11-cpu/0123456789ab-cpu.json")
+    for report, of_run, why in (
+        ({**right, "rules": [*right["rules"], failed]}, None, "size: it is too large"),
+        (right, {**run, "sha256": right["sha256"]}, "its tests failed in 3.11-cpu"),
+        (right, [], "is no whole record of tests"),
+        (right, {**run, "failed": 0, "sha256": right["sha256"]}, ""),
+    ):
+        file.write_text(json.dumps(report))
+        record.parent.mkdir(parents=True, exist_ok=True)
+        if of_run is not None:
+            record.write_text(json.dumps(of_run))
+        farm("index", "--release=release")
+        said = capsys.readouterr().err
+        assert f"{file} is left out: " in said if why else "left out" not in said
+        assert why in said
+        assert bool(json.loads(Path("site", state.FILE).read_text())["rows"]) != bool(why)
+
+
 @pytest.mark.usefixtures("one_project")
 @pytest.mark.slow
 def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:

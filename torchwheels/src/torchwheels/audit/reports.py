@@ -30,13 +30,15 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
     built it.
     """
     report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
-    earlier = (_known(path) or {"tests": []})["tests"]
+    known = _known(path) or {"tests": []}
+    earlier = known["tests"]
     for run in [x for x in earlier if "sha256" in x]:
         # A later run takes the place of one of this file; of one that died nobody knows the device.
         same = (x for x in report["tests"] if x["target"] == run["target"])
         if any(run["device"] in (x["device"], "unknown") for x in same):
             earlier.remove(run)
-    return {**report, "tests": earlier + report["tests"]}
+    of_farm = {"farm": known["farm"]} if "farm" in known else {}  # which no audit can see, either
+    return {**report, "tests": earlier + report["tests"], **of_farm}
 
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:

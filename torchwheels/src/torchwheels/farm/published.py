@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from torchwheels.audit import reports
 from torchwheels.errors import UserError
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
@@ -144,12 +145,21 @@ def in_folder(dist: Path) -> Iterator[Row]:
             if "farm" not in found:
                 continue
             row = checked(found if "failed" in found else row_of(found))
-            for path, digest in () if "failed" in row else files_of(row, dist).items():
-                if sha256(path) != digest:
-                    raise ValueError(f"{path.name} is another file")
+            if "failed" not in row:
+                _check(found, row, dist)
             yield row
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
             print(f"torchwheels: {file} is left out: {error}", file=sys.stderr)
+
+
+def _check(report: Row, row: Row, dist: Path) -> None:
+    """Raises ValueError where a file in `dist` is another one, or something speaks against publishing it by now."""
+    for path, digest in files_of(row, dist).items():
+        if sha256(path) != digest:
+            raise ValueError(f"{path.name} is another file")
+    runs = reports.tests_of(dist / "tests", row["sha256"]) or report["tests"]
+    if why := reports.problems({**report, "tests": runs}):
+        raise ValueError("; ".join(why))
 
 
 def files_of(row: Row, dist: Path) -> dict[Path, str]:

@@ -106,6 +106,10 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
         try:
             with locked(name, wait=False) as folder, lock.open("w") as used:
                 fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if folder.is_symlink() and folder.parent != place():
+                    folder.unlink()  # only a whole part lies elsewhere: this is a link of the user's
+                    yield f"removed the link {name}"
+                    continue
                 taken = size(folder)
                 for path in folder.iterdir():
                     is_folder = path.is_dir() and not path.is_symlink()
