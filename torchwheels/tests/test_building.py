@@ -290,6 +290,12 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "its build asks for the network, which it has not: in a container the option `network`",
         ),
         (
+            "avx512fintrin.h:2386:1: error: inlining failed in call to ‘always_inline’ "
+            "‘__m512i _mm512_cvtepu16_epi32(__m256i)’: target specific option mismatch",
+            "its code uses instructions of CPUs that its flags do not name (-march=native is left out, since a wheel "
+            'is for other CPUs, too): name them, as in environment = { CPPFLAGS = "-mavx2 -mfma" }',
+        ),
+        (
             "  Failed to detect a default CUDA architecture.",
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
