@@ -85,6 +85,14 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
             "files is 'files/{tag}', but an address with {tag} in it is expected",
         ),
         (
+            'files = "https://x/{tag}/{y}"\n[[project]]\nsource = "x"',
+            "files is 'https://x/{tag}/{y}'",
+        ),
+        *(
+            (f'{FILES}index = "{x}"\n[[project]]\nsource = "x"', f"index is '{x}', but an address")
+            for x in ("htps://example.org/x", "ftp://example.org/x", "http:/example.org")
+        ),
+        (
             'files = "https://example.org/{tag}?token=t0ken"\n[[project]]\nsource = "x"',
             "files has a query (`?`) or a fragment (`#`), but",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -122,6 +123,14 @@ def test_what_dist_has_is_not_built_again(
     first.write_bytes(first.read_bytes() + b"changed")
     cli.main(command)
     assert built[4:] == ["3.11-cpu"]
+    variant = {"wheel": "x.whl"}  # which is not there, so the wheel is not whole
+    first.with_suffix(".report.json").write_text(json.dumps({"variant": variant}))
+    cli.main(command)
+    assert built[5:] == ["3.11-cpu"]
+    (dist / "variants").mkdir()
+    (dist / "variants" / "x.whl").touch()
+    cli.main(command)
+    assert not built[6:]
 
 
 def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(

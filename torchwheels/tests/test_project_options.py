@@ -103,6 +103,19 @@ def test_presets_are_options() -> None:
     assert project.Project().of_target(cpu, project.preset("torch-harmonics")) == project.Project()
 
 
+def test_zero_is_no_limit(tmp_path: Path) -> None:
+    """So an override can take one away, and the defaults are values that may be written."""
+    file = tmp_path / "options.toml"
+    file.write_text(
+        "time-limit = 5\nmemory-per-job = 0\nsize-budget = 0\ntests = { memory = 0 }\n"
+        '[[overrides]]\nselect = "*"\ntime-limit = 0\n'
+    )
+    options = project.load(file)
+    assert options.time_limit == 5
+    of_target = options.of_target(options.releases.target("3.11-cpu"))
+    assert of_target.time_limit == of_target.memory_per_job == of_target.size_budget == 0
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
@@ -180,7 +193,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("[tests]\npath = []", "tests has no option 'path': did you mean 'paths'?"),
         ("targets = '3.11-cpu'", "targets is '3.11-cpu': expected `array`, got `str`"),
         ("pretend-gpu = 'yes'", "pretend-gpu is 'yes': expected `bool`, got `str`"),
-        ("size-budget = -1", "size-budget is -1: expected `float` > 0.0"),
+        ("size-budget = -1", "size-budget is -1: expected `float` >= 0.0"),
         ("memory-per-job = true", "memory-per-job is True: expected `float`, got `bool`"),
         ("tests = 'all'", "tests is 'all': expected `object`, got `str`"),
         ("x =", "is not TOML"),

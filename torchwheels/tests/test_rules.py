@@ -656,6 +656,16 @@ def test_needed_libraries_from_where_a_library_comes_to_lie(forge: Forge) -> Non
     assert forge.findings() == {"needed_libraries": [message]}
 
 
+@pytest.mark.parametrize("said", ["true", "false"])
+def test_a_wheel_with_libraries_is_of_a_platform(said: str, forge: Forge) -> None:
+    tag = "cp311-cp311-manylinux_2_17_x86_64"
+    forge.replaced["WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: {said}\nTag: {tag}\n".encode()
+    message = (
+        "its WHEEL file says Root-Is-Purelib: true, but it has libraries, which are of one platform"
+    )
+    assert forge.findings().get("metadata", []) == [message] * (said == "true")
+
+
 def test_size_over_the_budget(forge: Forge) -> None:
     forge.files["tinyops/data.bin"] = os.urandom(1_200_000)
     forge.size_budget = 1
@@ -685,6 +695,7 @@ def test_size_over_the_budget(forge: Forge) -> None:
             "its metadata require Python >=3.12, but its target has Python 3.11",
         ),
         ("Name:", "Requires-Python: >=3.11.4\nName:", None),
+        ("Name:", "Summary: a\0b\nName:", "its metadata hold a NUL"),
         (
             "Name:",
             "Requires-Dist: <b>\nName:",

@@ -114,7 +114,11 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     wheel_file = email.message_from_bytes(wheel.files.get(f"{wheel.dist_info}/WHEEL", b""))
     if not re.fullmatch(r"1\.\d+", wheel_file["Wheel-Version"] or ""):
         yield "its WHEEL file does not say Wheel-Version: 1.0"
+    if wheel.libraries and (wheel_file["Root-Is-Purelib"] or "").lower() == "true":
+        yield "its WHEEL file says Root-Is-Purelib: true, but it has libraries, which are of one platform"
     text = wheel.files[f"{wheel.dist_info}/METADATA"]
+    if b"\0" in text:
+        yield "its metadata hold a NUL"
     said = Metadata.from_email(text, validate=False)
     try:
         Metadata.from_email(text)

@@ -163,9 +163,10 @@ def _index(given: argparse.Namespace) -> None:
     built = {folder: [*published.in_folder(folder)] for folder in given.dist}
     new = itertools.chain.from_iterable(built.values())
     with site.replaced(given.site) as folder:  # what it says stays so until then
-        rows = listing.merged(published.read(farm.index), new, wanted, lost)
+        before = published.read(farm.index)
+        rows = listing.merged(before, new, wanted, lost)
         for dist, found in built.items() if given.release else ():
-            _lay_out([x for x in found if x in rows], dist, given.release)
+            _lay_out([x for x in found if x in rows and x not in before], dist, given.release)
         listing.make(farm, rows, wanted, lost, folder)
     wheels = sum("failed" not in x for x in rows)
     print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")

@@ -75,7 +75,8 @@ def load(file: Path) -> Farm:
     if not tables:
         raise UserError(f"{file} has no project: add a table [[project]] with its `source`")
     settings = project.read(Settings, table, str(file))
-    if "{tag}" not in settings.files or not re.match(indexes.ADDRESS, settings.files):
+    fits = "{tag}" in settings.files and not re.search("[{}]", settings.files.replace("{tag}", ""))
+    if not fits or not re.match(indexes.ADDRESS, settings.files):
         raise UserError(
             f"{file}: files is {settings.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"
@@ -90,6 +91,12 @@ def load(file: Path) -> Farm:
         raise UserError(
             f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
             "without one"
+        )
+    if re.match(r"\w+:/", settings.index) and not settings.index.startswith(
+        ("http://", "https://")
+    ):
+        raise UserError(
+            f"{file}: index is {settings.index!r}, but an address of http:// or https://, or a folder, is expected"
         )
     index = settings.index if "://" in settings.index else str(file.parent / settings.index)
     projects = tuple(_entry(each, settings, file) for each in tables)

@@ -41,9 +41,18 @@ def find(dist: Path, digest: str) -> Path | None:
     try:
         said = read_json(_file(dist, digest))
         path = dist / Path(said["wheel"]).name
-        return path if sha256(path) == said["sha256"] else None
+        return path if sha256(path) == said["sha256"] and _has_variant(path) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _has_variant(path: Path) -> bool:
+    """Whether the variant that a wheel's report names is there."""
+    try:
+        name = read_json(reports.report_file(path))["variant"]["wheel"]
+    except (OSError, ValueError, KeyError, TypeError):  # nobody says that there was one
+        return True
+    return (path.parent / variants.FOLDER / name).is_file()
 
 
 def note(dist: Path, digest: str, path: Path) -> None:

@@ -104,6 +104,7 @@ def replaced(site: Path) -> Iterator[Path]:
         lock = os.open(site.parent, os.O_RDONLY)
         try:
             files.acquire(lock, site)
+            _check_replaceable(site, new)  # before others are made for it
             yield new
             (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
             _check_replaceable(site, new)

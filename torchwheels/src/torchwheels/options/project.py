@@ -23,6 +23,7 @@ from torchwheels.options import indexes, releases
 from torchwheels.options.releases import Cuda, Releases, Target, Torch, admitted, minor, sm
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
+Limit: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
@@ -52,7 +53,7 @@ class Tests(Table, frozen=True):
     """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
     network: bool = False
     """Whether the tests may use the network in a container, once all is installed."""
-    memory: Positive = 0.0
+    memory: Limit = 0.0
     """GB of memory that they may take in a container; 0: four fifths of what the engine has."""
     minutes: Positive = 60.0
     """How long they may take."""
@@ -115,11 +116,11 @@ class OfTarget(Table, frozen=True):
     """Whether the build of a CUDA target finds a GPU: `torch.cuda.is_available()` and what else is asked about one."""
     patches: tuple[str, ...] = ()
     """Changes to the sources, applied by `patch -p1`."""
-    memory_per_job: Positive = 0.0
+    memory_per_job: Limit = 0.0
     """GB of memory that one compiler process takes; 0: what torch's headers were measured to take."""
-    time_limit: Positive = 0.0
+    time_limit: Limit = 0.0
     """Minutes that the build of one target may take; 0: any number."""
-    size_budget: Positive = 0.0
+    size_budget: Limit = 0.0
     """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()
     """Patterns of libraries of other projects that the wheel may hold or need."""
