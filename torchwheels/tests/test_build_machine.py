@@ -165,6 +165,17 @@ def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     assert toolchain.with_usual_layout(found, tmp_path / "again", driver) == found
 
 
+def test_toolkit_that_lacks_a_usual_folder_keeps_its_own_stubs(tmp_path: Path) -> None:
+    """As conda's has no lib64."""
+    for name in ("bin", "include", "nvvm/lib64", "lib/stubs"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+    (tmp_path / "home" / "lib" / "stubs" / "libcuda.so").write_text("its own")
+    toolkit = toolchain.CudaToolkit(tmp_path / "home", "13.0.88")
+    driver = tmp_path / "driver" / "libcuda.so"
+    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda", driver)
+    assert (found.home / "lib64" / "stubs" / "libcuda.so").read_text() == "its own"
+
+
 def test_driver_of_cuda_can_be_linked_with_where_there_is_none(tmp_path: Path) -> None:
     """As st-attn is."""
     header = tmp_path / "include" / "cuda.h"

@@ -125,7 +125,8 @@ def with_usual_layout(
         link = file.with_name(f"{file.name.partition('.so')[0]}.so")
         if not link.exists():
             link.symlink_to(file.readlink())
-    (folder / "lib64" / "stubs").symlink_to(driver.parent)
+    if not (folder / "lib64" / "stubs").exists():
+        (folder / "lib64" / "stubs").symlink_to(driver.parent)
     (folder / "lib").symlink_to("lib64")
     (folder / "include").symlink_to(toolkit.home / "include")
     nvvm = folder / "nvvm" / "lib64"
