@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -124,6 +125,29 @@ def test_a_backends_warnings_are_passed_on_but_torchs_of_numpy(
     said = {str(each.message) for each in recwarn}
     assert "of its own" in said
     assert not any("NumPy" in each for each in said)
+
+
+def test_what_a_build_took_is_that_of_all_its_steps(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """A container has a process for each."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(ONE_FILE.format("own.c"))
+    (source / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    (source / "own.c").write_text("#include <Python.h>\nvoid *PyInit_sample(void) { return 0; }\n")
+    clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
+    sizes = iter((1e6, 3e6, 2e6, 1e6))
+    used = SimpleNamespace(
+        getrusage=lambda _: SimpleNamespace(ru_maxrss=next(sizes)), RUSAGE_CHILDREN=0
+    )
+    monkeypatch.setattr(steps, "time", clock)
+    monkeypatch.setattr(steps, "resource", used)
+    monkeypatch.setattr(steps.check_import, "check_import", lambda *_: None)
+    given = project.Project(), target, fetched(source), tmp_path / "dist"
+    for step in build.STEPS:
+        build.build_wheel(*given, [step])
+    assert "MB, 40 s, largest process 3.1 GB)" in capsys.readouterr().out
 
 
 @pytest.mark.slow

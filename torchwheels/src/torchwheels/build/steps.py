@@ -67,6 +67,7 @@ def build_wheel(
             with kept_if_refused(place.finished, dist):
                 check_import.install(place.finished, base, work / "import")
         if "import" not in steps:
+            (work / "took.json").write_text(json.dumps(_took(work, start)))
             return None
         found = found or wheel.read(place.finished)  # of a step in a process of its own
         with kept_if_refused(found.path, dist):
@@ -75,15 +76,23 @@ def build_wheel(
                 known = functools.partial(left_out, place)
                 check_import.check_import(found, imported, project.imports, place.driver, known)
         published = publish(found.path, dist)
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+        seconds, largest = _took(work, start)
     modules = project.imports or check_import.top_level_modules(found.files)
     tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
     if not is_here:
         tried = f"nobody has imported: this machine is {platform.machine()}"
-    took = f"{published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s"
+    took = f"{published.stat().st_size / 1e6:.2f} MB, {seconds:.0f} s"
     said = f"which {tried} ({took}, largest process {largest:.1f} GB)"
     print(f"torchwheels: built {published}, {said}", flush=True)
     return published
+
+
+def _took(work: Path, start: float) -> tuple[float, float]:
+    """The seconds of a build so far, and the GB of its largest process, those of steps in other processes included."""
+    file = work / "took.json"
+    before = json.loads(file.read_text()) if file.is_file() else (0, 0)
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    return before[0] + time.monotonic() - start, max(before[1], largest)
 
 
 def _prepare(place: Workplace) -> None:
