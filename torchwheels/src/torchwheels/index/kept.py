@@ -49,7 +49,7 @@ def find(dist: Path, digest: str) -> Path | None:
 def _has_variant(path: Path) -> bool:
     """Whether the variant that a wheel's report names is there."""
     try:
-        name = read_json(reports.report_file(path))["variant"]["wheel"]
+        name: str = read_json(reports.report_file(path))["variant"]["wheel"]
     except (OSError, ValueError, KeyError, TypeError):  # nobody says that there was one
         return True
     return (path.parent / variants.FOLDER / name).is_file()
