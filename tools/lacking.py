@@ -99,11 +99,20 @@ def _order(version: str) -> tuple[int, ...]:
     return numbers(version.removesuffix("t"))
 
 
+def _configured() -> list[str]:
+    """The package indexes that pip asks: PyPI alone, where nothing is configured."""
+    settings = indexes.pip_settings("download")
+    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    return [source["url"] for source in finder.sources]
+
+
 def main() -> None:
     """The command line: the indexes, where they are others."""
     with errors_for_the_user():
         table = releases.load()
-        found = [*differences(table, published(sys.argv[1:] or indexes.urls("download")))]
+        found = [*differences(table, published(sys.argv[1:] or _configured()))]
     sys.exit("\n".join(f"extops: {each}" for each in found) or None)
 
 
