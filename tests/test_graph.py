@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import extops
 from extops import _in_graph, accelerating
 from extops.binding import _schemas
 from extops.choosing import _measure, _table
-from operators import by_device
+from operators import by_device, needs_inductor
 
 pytestmark = [
     pytest.mark.usefixtures("dynamo"),
@@ -539,6 +540,47 @@ def test_one_step_is_the_operator_of_a_step(make: Any, device: str) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("how", ["zeros", "states", "both_ways"])
+def test_the_compiler_makes_no_kernel_for_layers(how: str, device: str) -> None:
+    """Each would make the first call longer. Without gradients; what joins two calls on a CPU is one for each layer."""
+    needs_inductor()
+    torch.manual_seed(0)
+    model = extops.LSTM(FEATURES, STATE, 2, bidirectional=how == "both_ways").to(device).eval()
+    input = torch.randn(TIME, 4, FEATURES, device=device)
+    states = tuple(torch.randn(2, 4, STATE, device=device) for _ in range(2))
+    run = torch.compile(model, fullgraph=True)
+    inputs = (input, states) if how == "states" else (input,)
+    with torch.no_grad():
+        results, code = torch._inductor.utils.run_and_get_code(run, *inputs)
+        torch.testing.assert_close(results, model(*inputs))
+    kernels = re.findall(r"^\w+ = async_compile", "\n".join(code), re.MULTILINE)
+    assert len(kernels) <= (2 if how == "both_ways" and device == "cpu" else 0)
+
+
+@by_device
+@pytest.mark.parametrize("is_bidirectional", [False, True], ids=["one_way", "both_ways"])
+def test_vmap_without_gradients(is_bidirectional: bool, device: str) -> None:
+    torch.manual_seed(0)
+    layer = extops.LSTM(FEATURES, STATE, 2, bidirectional=is_bidirectional).to(device)
+    input = torch.randn(3, TIME, 4, FEATURES, device=device)
+
+    @torch.no_grad()
+    def run(input: Tensor) -> Any:
+        return torch.func.vmap(lambda x: layer(x))(input)  # Dynamo cannot say what a module is
+
+    with torch.no_grad():
+        output, states = layer(input.transpose(0, 1).flatten(1, 2))
+    expected = output.unflatten(1, (3, 4)).transpose(0, 1), [x.unflatten(1, (3, 4)) for x in states]
+    for found, (h, c) in (
+        run(input),
+        torch.compile(run, backend="aot_eager", fullgraph=True)(input),
+    ):
+        torch.testing.assert_close(found, expected[0])
+        for state, wanted in zip((h, c), expected[1], strict=True):
+            torch.testing.assert_close(state, wanted.transpose(0, 1))
+
+
+@by_device
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("make", [extops.LLTMLayer, extops.LSTM, extops.GRU])
 def test_both_directions_are_one_call_on_a_gpu(make: Any, is_packed: bool, device: str) -> None:
@@ -912,6 +954,8 @@ def operators_of(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[set
 
 
 TORCHS = "extops_torch.layer.default"
+STATES = {"extops_torch.zeros.default", "extops_torch.stack.default"}
+"""What makes the first states, and joins the last ones."""
 
 
 @by_device
@@ -936,7 +980,7 @@ def test_choice(
     with torch.no_grad():
         for dynamic in (False, True):
             found, results = operators_of(ours, input, dynamic=dynamic)
-            assert (TORCHS in found) == (way == "torch") and len(found) == 1
+            assert (TORCHS in found) == (way == "torch") and len(found - STATES) == 1
             output, last = theirs(input)
             expected = [
                 output.flatten(),

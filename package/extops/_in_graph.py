@@ -1,5 +1,5 @@
 """Operators in Python for a graph that runs where it is traced: a layer of torch, since Dynamo refuses torch's own, and
-checks of lengths on a CPU, for which Inductor would compile C++.
+what is not worth the time in which Inductor would compile it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def by_torchs(module: Any, input: Tensor, hx: Any, weights: list[Tensor]) -> tup
     number = module._number_of_states
     given = (hx,) if number == 1 else hx
     if hx is None:
-        given = (steps.new_zeros(module._shape_of_states(steps.shape[1])),) * number
+        given = (zeros(steps, *module._shape_of_states(steps.shape[1])),) * number
     of_layers = module.mode, module.bias, module.num_layers, module.bidirectional
     output, *last = torch.ops.extops_torch.layer.default(steps, list(given), weights, *of_layers)
     output = output.transpose(0, 1) if module.batch_first else output
@@ -98,6 +98,42 @@ def is_in_process() -> bool:
 
 
 _private.answer_in_traces(is_in_process, lambda: True)
+
+
+add_operator(
+    "zeros(SymInt[] shape, ScalarType dtype, Device device) -> Tensor",
+    (_zeros := lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device)),
+    _zeros,
+)
+add_operator("stack(Tensor[] tensors) -> Tensor", torch.stack, torch.stack)
+add_operator("cat(Tensor[] tensors) -> Tensor", torch.cat, torch.cat)
+
+
+def zeros(like: Tensor, *shape: int) -> Tensor:
+    """The states of a call that gives none. Inductor would have a kernel for each of them."""
+    if not is_in_process():
+        return like.new_zeros(shape)
+    made: Tensor = torch.ops.extops_torch.zeros.default(shape, like.dtype, like.device)
+    return made
+
+
+def _is_operator() -> bool:
+    """Whether a graph gets one of these, which have neither gradients nor rules of transforms."""
+    return is_in_process() and not (torch.is_grad_enabled() or _private.are_transforms_active())
+
+
+def stacked(tensors: list[Tensor]) -> Tensor:
+    """``torch.stack``."""
+    made: Tensor = (torch.ops.extops_torch.stack.default if _is_operator() else torch.stack)(
+        tensors
+    )
+    return made
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    """``torch.cat``."""
+    made: Tensor = (torch.ops.extops_torch.cat.default if _is_operator() else torch.cat)(tensors)
+    return made
 
 
 def descending(values: Tensor) -> Tensor:

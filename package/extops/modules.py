@@ -122,7 +122,7 @@ def _joined(*parameters: Tensor) -> tuple[Tensor, ...]:
     """The parameters of two directions as an operator takes them, by one kernel."""
     half = len(parameters) // 2
     pairs = list(zip(parameters[:half], parameters[half:], strict=True))
-    joined = torch.cat([x.flatten() for pair in pairs for x in pair])
+    joined = _in_graph.joined([x.flatten() for pair in pairs for x in pair])
     parts = zip(joined.split([2 * x.numel() for x, _ in pairs]), pairs, strict=True)
     return tuple([part.view(2 * len(x), *x.shape[1:]) for part, (x, _) in parts])
 
@@ -226,9 +226,10 @@ class Layers(torch.nn.Module, HasStates):
             raise _checks.unfit(self._name, "input", expected, found)
         batch_axis = 0 if self.batch_first else 1
         is_batched = input.dim() == 3
-        states = self._checked_states(input, states, *input.shape[batch_axis:][: int(is_batched)])
+        self._check_sizes(input, states, *input.shape[batch_axis:][: int(is_batched)])
         if not is_batched:
-            input, states = input.unsqueeze(batch_axis), tuple(x.unsqueeze(1) for x in states)
+            input = input.unsqueeze(batch_axis)
+            states = states and tuple(x.unsqueeze(1) for x in states)
         packing = None if lengths is None else (lengths, None)
         output, states = self._forward_padded(input, states, packing, batch_first=self.batch_first)
         if not is_batched:
@@ -254,9 +255,10 @@ class Layers(torch.nn.Module, HasStates):
         # Numbers take less time than tensors, which sizes are within a trace, and so of any size.
         is_tracing = _autograd.is_tracing()
         sizes: Any = batch_sizes if is_tracing else batch_sizes.tolist()
-        states = self._checked_states(data, given, sizes[0])
+        self._check_sizes(data, given, sizes[0])
+        states = given
         if to_sorted is not None and given is not None:
-            states = tuple(x.index_select(1, to_sorted) for x in states)
+            states = tuple(x.index_select(1, to_sorted) for x in given)
         if is_tracing:
             packing = _packing.packing_of(self._name, batch_sizes, sizes[0], data)
             pieces = [_packing.Piece(slice(None), sizes.shape[0], sizes[0], packing)]
@@ -267,6 +269,9 @@ class Layers(torch.nn.Module, HasStates):
             pieces = _packing.pieces_of(self._name, *given_rows, width * data.element_size())
         if len(pieces) > 1:
             run = functools.partial(self._run_pieces, pieces)
+            if states is None:
+                zeros = data.new_zeros(self._shape_of_states(sizes[0]))
+                states = (zeros,) * self._number_of_states
             rows, states = self._forward_layers(run, data, states)
         else:  # rows of equal lengths are treated as if they were not packed, as in torch
             (piece,) = pieces
@@ -296,20 +301,17 @@ class Layers(torch.nn.Module, HasStates):
     def _shape_of_states(self, *batch: int) -> tuple[int, ...]:
         return self.num_layers * (1 + self.bidirectional), *batch, getattr(self, self._size)
 
-    def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
-        """The given states, or zeros; without ``batch``, those of an input that has no batch."""
+    def _check_sizes(self, input: Tensor, states: States | None, *batch: int) -> None:
+        """Those of the states; without ``batch``, of an input that has no batch."""
         shape = self._shape_of_states(*batch)
-        if given is None:
-            return (input.new_zeros(shape),) * self._number_of_states
         axes = f"[D*num_layers, {'batch, ' if batch else ''}{self._size}]"
-        for name, tensor in _named(given):
+        for name, tensor in _named(states or ()):
             _checks.check_shape(self._name, name, tensor, shape, axes)
-        return given
 
     def _forward_padded(
         self,
         input: Tensor,
-        states: States,
+        states: States | None,
         packing: Packing | tuple[Tensor, None] | None = None,
         *,
         batch_first: bool,
@@ -327,14 +329,15 @@ class Layers(torch.nn.Module, HasStates):
         self,
         run: Run,
         input: Tensor,
-        states: States,
+        states: States | None,
         parameters: Sequence[Sequence[Tensor]] | None = None,
         *,
         places: Tensor | None = None,
         batch_first: bool = False,
     ) -> Results:
-        """All layers, of steps or of packed rows; ``places`` are those of rows that were packed. The parameters of each
-        direction are given in plain calls, whose results are no views, which a caller could not detach in place.
+        """All layers, of steps or, with states, of packed rows; ``places`` are those of rows that were packed. The
+        parameters of each direction are given in plain calls, whose results are no views, which a caller could not
+        detach in place.
         """
         is_plain = parameters is not None or _autograd.is_plain()
         if parameters is None:
@@ -348,12 +351,13 @@ class Layers(torch.nn.Module, HasStates):
             pairs = zip(parameters[::2], parameters[1::2], strict=True)
             join = _behind_each_other if is_plain else _joined_in_graph
             parameters = [join(*one, *other) for one, other in pairs]
-        of_layers = _beside_each_other if together else Tensor.unbind
-        h = of_layers(states[0])
-        # Zeros are the same for both of two.
-        is_same = len(states) == 2 and states[1] is states[0]
-        others = (h,) if is_same else map(of_layers, states[1:])
-        initial = list(zip(h, *others, strict=True))
+        if states is None:
+            shape = input.shape[int(not batch_first)], getattr(self, self._size) * (1 + together)
+            zeros = input.new_zeros(shape) if is_plain else _in_graph.zeros(input, *shape)
+            initial = [(zeros,) * self._number_of_states] * len(parameters)
+        else:
+            of_layers = _beside_each_other if together else Tensor.unbind
+            initial = list(zip(*map(of_layers, states), strict=True))
         last: list[States] = []
         for at in range(0, len(initial), len(runs)):
             if at > 0:
@@ -369,7 +373,7 @@ class Layers(torch.nn.Module, HasStates):
             last = [x for of_run in halves for x in zip(*of_run, strict=True)]
         if is_plain and len(last) == 1:
             return input, tuple(map(_UNSQUEEZED, last[0]))
-        return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
+        return input, tuple([_in_graph.stacked(list(x)) for x in zip(*last, strict=True)])
 
     def _dropped(self, input: Tensor, places: Tensor | None, batch_first: bool) -> Tensor:
         """What the next layer reads. As torch's, masks are drawn for the packed rows alone and, on a CPU, by steps."""

@@ -103,8 +103,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         number, batch_first = self._number_of_states, self.batch_first
         cell = CELLS[self.mode.lower()]
         steps = (input.transpose(0, 1) if batch_first else input).contiguous()
-        if states is None:
-            states = (steps.new_zeros(self._shape_of_states(steps.shape[1])),) * number
         allow_tf32 = steps.is_cuda and _private.cudnn_allows_tf32()
         # torch's layers on a CPU save none of their results, so programs change them in place.
         options = allow_tf32, batch_first, steps.is_cuda
@@ -121,9 +119,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         input = steps.transpose(0, 1) if batch_first else steps
         return self._forward_layers(run, input, states, of_layers, batch_first=batch_first)
 
-    def _checked_states(self, input: Tensor, given: Any, *batch: int) -> tuple[Tensor, ...]:
+    def _check_sizes(self, input: Tensor, states: Any, *batch: int) -> None:
         _check_features(self.mode.partition("_")[0], input, self.input_size)
-        return super()._checked_states(input, given, *batch)
+        super()._check_sizes(input, states, *batch)
 
     def _forward_padded(self, input: Tensor, states: Any, *arguments: Any, **options: Any) -> Any:
         # Results lie as torch's: by steps, whatever the order of the input.
@@ -133,7 +131,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments; not of packed rows.
         is_one = self.mode == "LSTM" and has_onednn and input.device.type == "cpu"
         if is_one and _autocast.is_on() and not (arguments and arguments[0] is not None):
-            states = _autocast.cast(*states)
+            # Of the input, where there are no states: zeros are of its dtype.
+            (input,), states = _autocast.cast(input), states and _autocast.cast(*states)
         return super()._forward_padded(input, states, *arguments, **options)
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
