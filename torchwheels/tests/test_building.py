@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import io
 import itertools
 import json
@@ -50,8 +51,9 @@ HOSTILE = {
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """The CPU target of these tests' own Python and torch, whose environment is theirs."""
-    base = environments.Environment(Path(sys.prefix))
+    """The CPU target of these tests' own Python and torch, with the environment that has that."""
+    packages = Path(str(importlib.metadata.distribution("torch").locate_file("")))
+    base = environments.Environment(packages.parents[2])
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "my cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

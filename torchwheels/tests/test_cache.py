@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 from torchwheels import __version__, build, cli, environments, system
 from torchwheels.options import releases
+from torchwheels.system import MARK
 from torchwheels.system.cache import size
 
 
@@ -27,8 +28,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two environments, one with 0.2 GB, a build, and what a compiler keeps."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(folder))
-    for name in ("environments/one", "environments/two", "build/3.11-cpu", "ccache/0"):
+    for name in ("environments/one", "environments/two", "build/3.11-cpu", "compiled/0"):
         (folder / name).mkdir(parents=True)
+    (folder / MARK).touch()
     for lock in ("environments/one.lock", "environments/two.lock", "build/3.11-cpu.lock"):
         (folder / lock).touch()
     (folder / "environments" / "one" / "torch").write_bytes(bytes(200_000_000))
@@ -42,7 +44,7 @@ def test_what_is_kept_is_listed_with_its_size(
     assert capsys.readouterr().out.splitlines() == [
         f"the cache is {cache}: 0.2 GB",
         "  build/3.11-cpu    0.0 GB",
-        "  ccache            0.0 GB",
+        "  compiled          0.0 GB",
         "  environments/one  0.2 GB",
         "  environments/two  0.0 GB",
     ]
@@ -82,17 +84,16 @@ print(flush=True), sys.stdin.read()"""
 def test_what_others_have_in_the_cache_is_not_removed(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever names a folder of theirs as the cache."""
+    """Whoever names a folder of theirs as the cache, be it one with a `build`."""
+    (cache / MARK).unlink()
     (cache / "build" / "of a user").mkdir()
-    (cache / "thesis").mkdir()
     own = str(ROOT / "examples" / "own_project")
     for command in (["clean"], ["build", own, "--target=3.11-cpu", "--backend=local"]):
-        with pytest.raises(SystemExit, match=r"which holds other files \(thesis\).*: name a new"):
+        with pytest.raises(SystemExit, match=r"which holds other files \(build\).*: name a new"):
             cli.main(command)
     assert (cache / "build" / "of a user").is_dir()
-    (cache / "thesis").rmdir()
-    cli.main(["clean"])
-    (cache / "thesis").mkdir()  # which is no part of it, later either
+    (cache / MARK).touch()
+    (cache / "thesis").mkdir()  # which is no part of it
     cli.main(["clean"])
     assert (cache / "thesis").is_dir()
 
@@ -133,6 +134,7 @@ def test_a_linked_part_is_emptied(
     (disk / "file").touch()
     (tmp_path / "mine").mkdir()
     (disk / "link").symlink_to(tmp_path / "mine")
+    shutil.rmtree(cache / "compiled")
     (cache / "compiled").symlink_to(disk)
     (tmp_path / "mine" / "file").touch()
     (cache / "environments" / "mine").symlink_to(tmp_path / "mine")

@@ -13,7 +13,7 @@ from torchwheels.errors import UserError
 from torchwheels.system.files import MARK, acquire, expanded, marked
 from torchwheels.system.output import in_columns
 
-PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
+PARTS = ("environments", "build", "compiled")
 _IN_PARTS = ("environments", "build")  # of which each part has a lock of its own
 
 
@@ -27,13 +27,14 @@ def place() -> Path:
 def own() -> Path:
     """The cache, which is this tool's alone, or an error: `clean` empties it."""
     folder = marked(place())
-    others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
+    # In a container a part is a volume.
+    others = {x.name for x in folder.iterdir() if not x.is_mount()} - {"lost+found"}
     if others and MARK not in others:
         raise UserError(
             f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
             "empties it: name a new folder"
         )
-    (folder / MARK).touch()  # of 0.1
+    (folder / MARK).touch()
     return folder
 
 
