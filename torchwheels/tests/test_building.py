@@ -338,6 +338,11 @@ def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
     assert said.startswith(sentence) and bool(said) == bool(sentence)
 
 
+MODULE = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", 0, -1, 0};
+PyMODINIT_FUNC PyInit__C(void) { return PyModule_Create(&module); }
+"""
 ONE_FILE = """
 from setuptools import setup, Extension
 setup(name="sample", version="1", packages=[], ext_modules=[Extension("sample", ["{}"])])
@@ -421,20 +426,27 @@ def test_what_setup_needs_and_the_copy_lacks_is_named(
     ],
 )
 def test_a_module_that_git_ignores_is_named_where_the_wheel_lacks_it(
-    line: str, error: str, classic: Path, target: Target, tmp_path: Path
+    line: str, error: str, target: Target, tmp_path: Path
 ) -> None:
-    (package,) = (x.parent for x in classic.rglob("__init__.py"))
-    with (package / "__init__.py").open("a") as file:
-        file.write(f"{line}\n")
+    package = tmp_path / "source" / "sample"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"from . import _C\n{line}\n")
     (package / "_generated.py").touch()
-    (classic / ".gitignore").write_text("_generated.py\n")
-    subprocess.run(["git", "init", "--quiet", classic], check=True)
-    source = sources.fetch(str(classic), tmp_path / "copy")
+    folder = package.parent
+    (folder / "own.c").write_text(MODULE)
+    setup = ONE_FILE.replace("packages=[]", 'packages=["sample"]').replace(
+        '"sample", [', '"sample._C", ['
+    )
+    (folder / "setup.py").write_text(setup.format("own.c"))
+    (folder / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    (folder / ".gitignore").write_text("_generated.py\n")
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    source = sources.fetch(str(folder), tmp_path / "copy")
     with pytest.raises(UserError) as refused:
         build.build_wheel(project.Project(), target, source, tmp_path / "dist")
     assert f"does not import: {error}" in str(refused.value)
-    own = (package / "_generated.py").relative_to(classic)
-    assert f": its sources lack the file {own}, which git ignores, or which" in str(refused.value)
+    lacks = "its sources lack the file sample/_generated.py, which git ignores, or which"
+    assert f": {lacks}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
