@@ -270,6 +270,42 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     assert [(x, x.read_bytes()) for x in old.parent.iterdir()] == [(old, b"old")]
 
 
+TRIED = "a.c:1:9: fatal error: numa.h: No such file or directory\n"
+FAILS = "x.c:1:9: fatal error: own.h: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "part"),
+    [
+        (TRIED, 0),
+        (f"{TRIED}[1/2] c++ -c x.c\nFAILED: [code=1] x.o \nc++ -c x.c\n{FAILS}[2/2] y\n", 4),
+        (f"{TRIED}/bin/g++ -c x.c\n{FAILS}error: command '/bin/g++' failed with exit code 1\n", 3),
+        (f"{TRIED}{FAILS}error: command 'swig' failed: No such file or directory\n", 0),
+    ],
+)
+def test_what_a_setup_only_tries_is_no_reason(printed: str, part: int) -> None:
+    """The lines from the one on that failed."""
+    assert backend.of_failure(printed) == "".join(printed.splitlines(keepends=True)[-part:])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("os.kill(os.getpid(), 11)", "failed: its build backend died of signal 11"),
+        ("os._exit(3)", "failed: its build backend ended with exit code 3"),
+    ],
+)
+def test_a_backend_that_says_nothing(
+    code: str, message: str, target: Target, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "setup.py").write_text(f"import os; {code}")
+    (folder / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    with pytest.raises(BuildError, match=f"{message}$"):
+        build.build_wheel(project.Project(), target, fetched(folder), tmp_path / "dist")
+
+
 @pytest.mark.parametrize(
     ("printed", "sentence"),
     [
@@ -330,6 +366,10 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
         ("nothing that is known", ""),
+        (
+            "No module named 'optional'\nNo space left on device",
+            "the disk is full",
+        ),
     ],
 )
 def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import itertools
 import json
@@ -320,6 +321,17 @@ def test_limits_of_the_reader(
     with pytest.raises(UserError) as error:
         sandbox.call(reader, Path("x.whl"))
     assert str(error.value) == message
+
+
+def fills(path: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@OWN_PROCESS
+def test_a_full_disk_is_no_fault_of_a_wheel() -> None:
+    with pytest.raises(OSError, match=r"No space left on device: '/.+home'") as error:
+        sandbox.call(fills, Path("x.whl"))
+    assert error.value.errno == errno.ENOSPC
 
 
 @OWN_PROCESS

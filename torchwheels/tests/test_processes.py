@@ -21,7 +21,7 @@ import pytest
 from torchwheels import cli, sources
 from torchwheels.build import backend
 from torchwheels.index import site
-from torchwheels.system import files, processes
+from torchwheels.system import MARK, files, processes
 
 SETUP = """
 import pathlib, subprocess
@@ -216,6 +216,7 @@ def test_signals_that_come_at_once_are_one_ctrl_c(monkeypatch: pytest.MonkeyPatc
 def test_ctrl_c_need_not_wait_for_another_process(own_project: Path, tmp_path: Path) -> None:
     lock = tmp_path / "cache" / "build" / "3.11-cpu-own-project.lock"
     lock.parent.mkdir(parents=True)
+    (tmp_path / "cache" / MARK).touch()
     variables = {
         "PYTHONPATH": str(Path(cli.__file__).parents[1]),
         "TORCHWHEELS_CACHE": str(tmp_path / "cache"),

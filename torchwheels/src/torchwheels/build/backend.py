@@ -201,10 +201,10 @@ def opened(
         traceback = getattr(error.exception, "traceback", "")
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)
-        printed = last + traceback
+        printed = of_failure(last + traceback)
         known = {"jobs": variables["MAX_JOBS"], "space": processes.FREE_SPACE}
         why = left_out(place, printed) or explained(printed, "build", **known)
-        why = why or "the messages above say why"
+        why = why or _ended(getattr(error.exception, "returncode", 1))
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
@@ -267,10 +267,39 @@ def _why_missing(name: str, original: Path, place: Workplace) -> str:
     return ""
 
 
+_FAILED = re.compile(r"^FAILED: ", re.MULTILINE)  # of ninja
+_COMMAND = re.compile(r"^(\S*/)?[\w.-]*(gcc|g\+\+|clang|clang\+\+|nvcc)[\d.-]* -", re.MULTILINE)
+
+
+def of_failure(printed: str) -> str:
+    """What was printed from the first command on that failed, where that can be told: what a setup only tries may have
+    failed before.
+    """
+    if found := _FAILED.search(printed):
+        return printed[found.start() :]
+    if "\nerror: command '" in printed:  # of setuptools, after the last one
+        start = max((x.start() for x in _COMMAND.finditer(printed)), default=0)
+        return printed[start:]
+    return printed
+
+
+def _ended(code: int) -> str:
+    """What to say of a backend whose failure is not known."""
+    if code == 1:
+        return "the messages above say why"
+    how = f"died of signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+    return f"its build backend {how}"
+
+
 def explained(printed: str, what: str, **values: str) -> str:
     """What the table of failures says of `what` has failed and printed that; empty where it knows nothing."""
     table = msgspec.toml.decode(Path(__file__).with_name("failures.toml").read_bytes())
-    for each in table[what]:
-        if found := re.search("|".join(each["printed"]), printed, re.MULTILINE):
-            return str(each["says"]).format(*filter(None, found.groups()), **values)
-    return ""
+    found = [
+        (printed.count("\n", 0, match.start()), -place, match, each["says"])
+        for place, each in enumerate(table[what])
+        for match in re.finditer("|".join(each["printed"]), printed, re.MULTILINE)
+    ]
+    if not found:
+        return ""
+    *_, match, says = max(found, key=lambda x: x[:2])
+    return str(says).format(*filter(None, match.groups()), **values)

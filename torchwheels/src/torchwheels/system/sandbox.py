@@ -6,6 +6,7 @@ system's libraries. Where the kernel gives it no namespace, it has the user's ri
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import pickle
@@ -60,6 +61,8 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
     answer = json.loads(done.stdout)
     if "refused" in answer:
         raise UserError(answer["refused"])
+    if "full" in answer:  # which is no fault of what was read
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), answer["full"])
     if "error" in answer:
         raise _refused(path, answer["error"])
     return answer["result"]
@@ -99,6 +102,8 @@ def main() -> None:
         text = json.dumps({"error": f"reading it takes more than {MEMORY / 1e9:g} GB of memory"})
     except Exception as error:  # of any kind, by what was read
         text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            text = json.dumps({"full": str(error.filename or Path.cwd())})
     sys.stdout.write(text)
 
 
