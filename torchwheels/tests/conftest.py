@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -63,6 +64,8 @@ def _read_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         except UserError:
             raise
         except Exception as error:
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                raise
             raise sandbox._refused(path, f"{type(error).__name__}: {error}") from None
 
     monkeypatch.setattr(sandbox, "call", call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -891,6 +892,21 @@ def test_bill_of_materials(forge: Forge, old: bytes, new: bytes, message: str) -
     found = forge.findings()
     assert [*found] == ["bill_of_materials"]
     assert found["bill_of_materials"][0].startswith(message)
+
+
+def test_a_full_disk_is_no_fault_of_the_wheel(
+    forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written into its report."""
+
+    def size(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit, "RULES", [size])
+    path = forge.wheel()
+    with pytest.raises(OSError, match="No space left"):
+        reports.write_report(path, project.Project())
+    assert not reports.report_file(path).exists()
 
 
 def test_bill_of_materials_that_is_missing(forge: Forge) -> None:
