@@ -366,9 +366,14 @@ def test_a_backend_that_says_nothing(
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
         ("nothing that is known", ""),
+        ("No module named 'optional'\nNo space left on device", "the disk is full"),
         (
-            "No module named 'optional'\nNo space left on device",
-            "the disk is full",
+            "x.cpp:1:1: error: 'version' does not name a type\n 1 | version https://git-lfs.github.com/spec/v1",
+            "a file of its sources is what Git LFS leaves",
+        ),
+        (
+            "x.cpp:1:9: fatal error: cuda_runtime.h: No such file or directory",
+            "its build needs a CUDA compiler",
         ),
     ],
 )
@@ -1002,6 +1007,8 @@ def test_a_folder_of_a_commit_is_built(
         (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "SOURCE_DATE_EPOCH is '9*', but a number of sec"),
+        (["build", "{}"], {"TORCHWHEELS_TORCH_INDEX": "here"}, "TORCHWHEELS_TORCH_INDEX is 'here', but an address"),
+        (["build", "{}"], {"TORCHWHEELS_TORCH_INDEX": "file:///{x}"}, "TORCHWHEELS_TORCH_INDEX is 'file:///{x}', but"),
         (["build", "{}"], {"TORCHWHEELS_CACHE": "/dev/null"}, "Not a directory: /dev/null|File exists: /dev/null"),
         (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
         (["build", "{}", "--config={}"], {}, r"cannot be read \(Is a directory\): `--config` names"),

@@ -616,6 +616,19 @@ def test_files_are_whole_and_come_before_the_index_that_names_them(
 
 
 @pytest.mark.usefixtures("one_project")
+def test_other_metadata_are_not_laid_out(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installers would refuse the wheel, and what is released stays as it is."""
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    (metadata,) = Path("dist").glob("*.metadata")
+    metadata.write_bytes(b"")
+    farm("index", "--release=release")
+    assert f"is left out: {metadata.name} is another file" in capsys.readouterr().err
+    assert not Path("release").exists()
+
+
+@pytest.mark.usefixtures("one_project")
 def test_two_that_make_an_index_at_once_lose_nothing(builds: Builds, tmp_path: Path) -> None:
     dists = ["3.10", "3.11", "3.12"]
     for python in dists:

@@ -416,6 +416,33 @@ def test_commits_are_copied(kind: str, tmp_path: Path) -> None:
         assert file.is_dir() or b"password" not in file.read_bytes()
 
 
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_part_of_a_repository_lacks_what_that_ignores(is_ignored: bool, tmp_path: Path) -> None:
+    """But not where it is no part of it, as what was unpacked into a folder that is ignored."""
+    part = tmp_path / "repository" / "part"
+    part.mkdir(parents=True)
+    for name in ("setup.py", "password.env", "made/x"):
+        (part / name).parent.mkdir(exist_ok=True)
+        (part / name).touch()
+    ignored = "*.env\nmade\n" + "part\n" * is_ignored
+    (part.parent / ".gitignore").write_text(ignored)
+    for words in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", "-C", str(part.parent), *words], check=True)
+    sources.fetch(str(part), tmp_path / "copy")
+    copied = {x.name for x in (tmp_path / "copy").iterdir()}
+    assert copied == ({"setup.py", "password.env", "made"} if is_ignored else {"setup.py"})
+
+
+@pytest.mark.parametrize("path", ["repository", "repository/part"])
+def test_a_repository_needs_git(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, what it ignores would be built."""
+    (tmp_path / "repository" / "part").mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=rf"{path} is of a repository, and git, .*: install git"):
+        sources.fetch(str(tmp_path / path), tmp_path / "copy")
+
+
 def test_settings_of_git_change_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the user, of the repository, and what another one lends it."""
     commit, run = repository(tmp_path / "lender", **{"setup.py": ""}), tmp_path / "run"

@@ -179,6 +179,45 @@ def test_a_variant_stays_when_the_table_has_a_newer_torch(
     published(forge_target(tmp_path / "one", "3.11-cpu"), dist)
 
 
+def test_a_wheel_of_changed_sources_takes_the_place_of_the_one_with_another_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same target and torch: the variant is that of the new sources."""
+    dist = tmp_path / "dist"
+    old = published(forge_target(tmp_path / "one", "3.11-cpu"), dist)
+    forge = Forge(tmp_path / "one")
+    forge.version, forge.requires = "1.0+cpu", ["torch>=2.10"]
+    forge.files["tinyops/__init__.py"] = b"changed = True\n"
+    new = published(forge.wheel(), dist)
+    assert [*dist.glob("*.whl")] == [new] and new != old
+    assert not reports.report_file(old).exists()
+    (variant,) = dist.glob("variants/*.whl")
+    assert b"changed" in read_zip(variant, "tinyops/__init__.py")
+    assert "has no variant" not in capsys.readouterr().out
+
+
+def test_a_broken_wheel_is_in_the_way(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    published(forge_target(tmp_path / "one", "3.11-cpu"), dist).write_bytes(b"")
+    with pytest.raises(UserError, match=r"built for nobody knows what, .*: delete the wheel first"):
+        published(forge_target(tmp_path / "two", "3.11-cpu"), dist)
+
+
+def test_two_spellings_of_a_wheel(tmp_path: Path) -> None:
+    """An installer would take one or the other."""
+    wheel = forge_target(tmp_path, "3.11-cpu")
+    other = wheel.rename(wheel.with_name(wheel.name.replace("-1.0+", "-01.0+")))
+    forge_target(tmp_path, "3.11-cpu")
+    both = f"{other.name} and {wheel.name} are of one version and for the same machines: delete"
+    with pytest.raises(UserError, match=re.escape(both)):
+        site.make_site(tmp_path, tmp_path / "site", project.Project())
+
+
+def read_zip(path: Path, name: str) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(name)
+
+
 def do_not_audit(patch: pytest.MonkeyPatch) -> None:
     """No compiler makes GPU code of all these CUDA versions, and installers do not look for it."""
     patch.setattr(audit, "findings", lambda *_: {})

@@ -22,7 +22,7 @@ from torchwheels.build import toolchain
 from torchwheels.errors import UserError
 from torchwheels.farm import command as farm_command
 from torchwheels.index import kept, make_site
-from torchwheels.options import Project, Target, project, schema
+from torchwheels.options import Project, Target, indexes, project, schema
 from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.system import X86_64, cache, files, machines, output, processes, scratch
 from torchwheels.wheel import wheels_in
@@ -204,6 +204,7 @@ def _build(given: argparse.Namespace) -> None:
     # What would else end a build once it has compiled everything.
     files.check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
+    indexes.of_torch("")
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not re.fullmatch(r"\d{1,10}", epoch):
         raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")

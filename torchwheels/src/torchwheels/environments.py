@@ -180,8 +180,8 @@ def _variables(target: Target, home: Path) -> dict[str, str]:
     variables = clean_variables(home)
     if target.index:
         variables["UV_INDEX"] = f"{variables.get('UV_INDEX', '')} {target.index}".strip()
-    elif index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
-        variables["UV_DEFAULT_INDEX"] = index.replace("{label}", target.label)
+    elif index := indexes.of_torch(target.label):
+        variables["UV_DEFAULT_INDEX"] = index
     return variables
 
 

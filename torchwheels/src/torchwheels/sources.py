@@ -112,6 +112,7 @@ def fetch(source: str, into: Path) -> Fetched:
 def _copy(folder: Path, into: Path, built_in: bool = True) -> None:
     """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
     ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
+    ignored |= {*map(Path, _ignored_around(folder))}
     if built_in:  # what earlier builds leave at its top, and setuptools would pack again
         left = {*map(Path, _LEFTOVERS)}
         if not (folder / "PKG-INFO").is_file():  # of an archive, which needs its own
@@ -151,15 +152,37 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
         yield from ((place, said) for said in files if said[0] != "H")
 
 
-def _ask_git(folder: Path, *words: str) -> list[str]:
-    """What git lists of a repository; nothing where there is none, or no git. An error says that it refuses."""
-    if not (folder / ".git").exists() or shutil.which("git") is None:
+def _ignored_around(folder: Path) -> list[str]:
+    """What a repository around a folder ignores in it, where some of its files are there."""
+    if (folder / ".git").exists() or not is_in_repository(folder):
         return []
+    if not _ask_git(folder, "ls-files", "-z", is_part=True):
+        return []
+    options = ("--others", "--ignored", "--exclude-standard", "--directory")
+    return _ask_git(folder, "ls-files", "-z", *options, is_part=True)
+
+
+def is_in_repository(folder: Path) -> bool:
+    """Whether a folder is a repository, or in one."""
+    here = folder.resolve()
+    return any((x / ".git").exists() for x in (here, *here.parents))
+
+
+def _ask_git(folder: Path, *words: str, is_part: bool = False) -> list[str]:
+    """What git lists of a repository, or of a part of one; nothing where there is none. An error says that git refuses,
+    or is not there.
+    """
+    if not (is_part or (folder / ".git").exists()):
+        return []
+    if shutil.which("git") is None:
+        why = "says which of its files belong to the sources: install git"
+        raise UserError(f"{folder} is of a repository, and git, which is not on PATH, {why}")
     # Commands that the settings of the repository name are not run.
     quiet = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
     command = ["git", *quiet, *words]
-    # In its place it would take a repository around it.
-    own = {"LC_ALL": "C", "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    own = {"LC_ALL": "C"}
+    if not is_part:  # in its place it would take a repository around it
+        own["GIT_CEILING_DIRECTORIES"] = str(folder.resolve().parent)
     done = subprocess.run(command, cwd=folder, capture_output=True, env={**_variables(), **own})
     said = " ".join(os.fsdecode(done.stderr).split())
     # 1: there is none of what was asked for. A submodule that nobody can fill is left empty.

@@ -255,7 +255,7 @@ def _why_missing(name: str, original: Path, place: Workplace) -> str:
         if file.is_symlink() and not (place.work / "source" / own).exists():
             return f"{lacks}, a link out of their folder ({file.readlink()}): put the file itself there"
         if not (place.source.folder / own).exists():
-            if not (original / ".git").exists():
+            if not sources.is_in_repository(original):
                 return f"{lacks}, which lies where builds leave their own: move it out of {own.parts[0]}"
             why = "which git ignores, or which lies where builds leave their own"
             return f"{lacks}, {why}: add it all the same (`git add --force {own}`)"

@@ -21,7 +21,7 @@ from torchwheels.farm.published import Known, Row, files_of, note_failure, row_o
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.options import Project
-from torchwheels.run import Engine, Order, pipeline
+from torchwheels.run import Engine, Order, pipeline, testing
 from torchwheels.system import cache, processes, read_json
 
 _LEAST = 60  # seconds in which a build may get somewhere
@@ -116,9 +116,10 @@ def _attempt(wanted: Wanted, told: Row, run: Run) -> Row:
     source, name, folder = sources.parts(wanted.source)
     options = wanted.options.in_folder(folder) if folder else wanted.options
     with sources.fetched(source, name, options.subdirectory) as found:
+        own = options.of_target(wanted.target)
+        testing.check_paths(own, found.folder)  # not after hours
         order = Order(options, [wanted.target], found, run.dist, run.engine, keep=not run.again)
         (path,) = pipeline.run(order)
-        own = options.of_target(wanted.target)
         if own.tests.paths or own.tests.command:
             pipeline.test(own, wanted.target, path, found.folder, run.dist, run.engine)
     return _noted(path, own, {**told, "seconds": round(time.monotonic() - start)})

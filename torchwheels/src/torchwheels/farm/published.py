@@ -155,8 +155,11 @@ def in_folder(dist: Path) -> Iterator[Row]:
 def _check(report: Row, row: Row, dist: Path) -> None:
     """Raises ValueError where a file in `dist` is another one, or something speaks against publishing it by now."""
     for path, digest in files_of(row, dist).items():
-        if sha256(path) != digest:
-            raise ValueError(f"{path.name} is another file")
+        metadata = path.with_name(f"{path.name}.metadata")
+        known = row["farm"]["metadata"][path.name]
+        for file, expected in ((path, digest), (metadata, known)):
+            if sha256(file) != expected:
+                raise ValueError(f"{file.name} is another file")
     runs = reports.tests_of(dist / "tests", row["sha256"]) or report["tests"]
     if why := reports.problems({**report, "tests": runs}):
         raise ValueError("; ".join(why))

@@ -41,18 +41,20 @@ def find(dist: Path, digest: str) -> Path | None:
     try:
         said = read_json(_file(dist, digest))
         path = dist / Path(said["wheel"]).name
-        return path if sha256(path) == said["sha256"] and _has_variant(path) else None
+        variant = _variant_of(path)
+        is_whole = sha256(path) == said["sha256"] and (variant is None or variant.is_file())
+        return path if is_whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _has_variant(path: Path) -> bool:
-    """Whether the variant that a wheel's report names is there."""
+def _variant_of(path: Path) -> Path | None:
+    """The variant that a wheel's report names."""
     try:
         name: str = read_json(reports.report_file(path))["variant"]["wheel"]
+        return path.parent / variants.FOLDER / Path(name).name
     except (OSError, ValueError, KeyError, TypeError):  # nobody says that there was one
-        return True
-    return (path.parent / variants.FOLDER / name).is_file()
+        return None
 
 
 def note(dist: Path, digest: str, path: Path) -> None:
@@ -95,20 +97,24 @@ def publish(finished: Path, dist: Path) -> Path:
 
     It takes the place of an earlier one of its target, and of no other.
     """
-    there = marked(dist) / finished.name
-    if there.exists():
-        own, other = (sandbox.call(_target_of, each) for each in (finished, there))
-        if own != other:
-            raise RefusedError(
-                f"{there} is there already, built for {other or 'nobody knows what'}, and a name has one content: "
-                f"delete the wheel first, or leave {own} out of the targets, which the other may serve, too"
-            )
+    there, own = marked(dist) / finished.name, _built_for(finished)
+    known = _built_for(there) if there.exists() else own
+    if known[:1] != own[:1]:
+        of = known[0] if known else "nobody knows what"
+        raise RefusedError(
+            f"{there} is there already, built for {of}, and a name has one content: delete the wheel first, or leave "
+            f"{own[0]} out of the targets, which the other may serve, too"
+        )
+    # Of changed sources: its label, and so its name, may be another.
+    same = [x for x in wheel.wheels_in(dist) if x != there and _plain(x) == _plain(there)]
+    earlier = [x for x in same if own and _built_for(x) == own]
+    replaced = {*filter(None, map(_variant_of, earlier))}
     for variant in finished.parent.glob(f"{variants.FOLDER}/*.whl"):
         place = dist / variants.FOLDER / variant.name
         torch, other = (
             sandbox.call(variants.one_torch, x) if place.exists() else "" for x in (variant, place)
         )
-        if torch != other:
+        if torch != other and place not in replaced:
             report = read_json(reports.report_file(finished))
             reports.write({**report, "variant": None}, finished)
             print(
@@ -118,8 +124,16 @@ def publish(finished: Path, dist: Path) -> Path:
             )
         else:
             copy_whole(variant, place)
+            replaced.discard(place)
+    for each in (*earlier, *map(reports.report_file, earlier), *replaced):
+        each.unlink(missing_ok=True)
     copy_whole(reports.report_file(finished), dist / reports.report_file(finished).name)
     return copy_whole(finished, there)
+
+
+def _plain(path: Path) -> str:
+    """What a wheel is of: its project and version, whatever torch its label names."""
+    return re.sub(r"\.torch[\d.]+$", "", "-".join(path.name.split("-")[:2]))
 
 
 _WHEEL = r"[^/-]+(-[^/-]+){4,6}"
@@ -155,9 +169,16 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
     return [copy_whole(file, there) for there, file in copied.items()]
 
 
-def _target_of(path: Path) -> str:
-    """The target that a wheel was built for; empty where another tool has built it."""
-    return str((wheel.read(path).record or {}).get("target", ""))
+def _built_for(path: Path) -> list[str]:
+    """The target and the torch that a wheel was built for; nothing where another tool has built it, or it is none."""
+    with contextlib.suppress(UserError):
+        return [*sandbox.call(_target_and_torch, path)]
+    return []
+
+
+def _target_and_torch(path: Path) -> list[str]:
+    record = wheel.read(path).record or {}
+    return [str(record[key]) for key in ("target", "torch") if key in record]
 
 
 def copy_whole(finished: Path, target: Path) -> Path:

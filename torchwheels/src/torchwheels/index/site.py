@@ -22,7 +22,7 @@ from urllib.parse import quote
 import jinja2
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchwheels.audit import reports as audit
@@ -60,6 +60,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     for report in sorted(found, key=lambda x: Version(x["version"])):
         report["yanked"] = why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
+    _check_distinct(found)
     with replaced(site) as new:
         (new / "wheels").mkdir()
         listed: Listings = {}
@@ -90,6 +91,18 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         )
         write_text(new / "index.html", text)
     return list(projects)
+
+
+def _check_distinct(reports: Iterable[Json]) -> None:
+    """Raises an error where installers would take one wheel for another."""
+    seen: dict[tuple[object, ...], str] = {}
+    for report in reports:
+        name, version, build, tags = parse_wheel_filename(report["wheel"])
+        other = seen.setdefault((name, version, build, tags), report["wheel"])
+        if other != report["wheel"]:
+            raise UserError(
+                f"{other} and {report['wheel']} are of one version and for the same machines: delete one of them"
+            )
 
 
 @contextlib.contextmanager

@@ -89,6 +89,18 @@ def uv_options() -> list[str]:
     return [f"--{key}" if key == "no-index" else f"--{key}={value}" for key, value in values]
 
 
+def of_torch(label: str) -> str:
+    """The index that TORCHWHEELS_TORCH_INDEX names for targets of that label; empty where it names none."""
+    said = os.environ.get("TORCHWHEELS_TORCH_INDEX", "")
+    index = said.replace("{label}", label)
+    if index and not (re.match(ADDRESS, index) and re.fullmatch(r"[^\s{}]+", index)):
+        raise UserError(
+            f"TORCHWHEELS_TORCH_INDEX is {output.without_userinfo(said)!r}, but an address such as "
+            "'https://example.org/whl/{label}' is expected"
+        )
+    return index
+
+
 def places_of_torch() -> str:
     """Where torch is looked for, without passwords."""
     settings = pip_settings("install")

@@ -8,6 +8,7 @@ import dataclasses
 import email
 import email.message
 import email.policy
+import errno
 import hashlib
 import os
 import re
@@ -133,6 +134,8 @@ def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        if os.strerror(errno.ENOSPC) in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tempfile.gettempdir())
         way_out = "; it must be on this machine (`system-packages`) or be one of torch's"
         raise UserError(
             f"auditwheel cannot prove which Linux {built.name} runs on: {said}"
