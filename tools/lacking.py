@@ -16,7 +16,8 @@ from packaging.utils import parse_wheel_filename
 from unearth import PackageFinder
 
 from extops_build import UserError, errors_for_the_user
-from torchwheels.options import Releases, indexes, minor, numbers, releases
+from torchwheels import sources
+from torchwheels.options import Releases, minor, numbers, releases
 
 
 @dataclass
@@ -99,20 +100,11 @@ def _order(version: str) -> tuple[int, ...]:
     return numbers(version.removesuffix("t"))
 
 
-def _configured() -> list[str]:
-    """The package indexes that pip asks: PyPI alone, where nothing is configured."""
-    settings = indexes.pip_settings("download")
-    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
-    for url in settings.get("extra-index-url", "").split():
-        finder.add_index_url(url)
-    return [source["url"] for source in finder.sources]
-
-
 def main() -> None:
     """The command line: the indexes, where they are others."""
     with errors_for_the_user():
         table = releases.load()
-        found = [*differences(table, published(sys.argv[1:] or _configured()))]
+        found = [*differences(table, published(sys.argv[1:] or sources.index_urls()))]
     sys.exit("\n".join(f"extops: {each}" for each in found) or None)
 
 

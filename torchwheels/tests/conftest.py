@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import json
 import os
@@ -53,7 +52,7 @@ def _read_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if "read_in_own_process" in request.fixturenames:
         return
     from torchwheels.errors import UserError
-    from torchwheels.system import sandbox
+    from torchwheels.system import processes, sandbox
 
     def call(
         reader: sandbox.Reader, path: Path, *arguments: Any, writes: Path | None = None
@@ -64,7 +63,7 @@ def _read_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         except UserError:
             raise
         except Exception as error:
-            if getattr(error, "errno", None) == errno.ENOSPC:
+            if processes.is_of_full_disk(error):
                 raise
             raise sandbox._refused(path, f"{type(error).__name__}: {error}") from None
 

@@ -479,10 +479,16 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             f"variables such as ALL_PROXY name ({error}): correct them; a proxy is http://HOST:PORT"
         ) from None
     kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
-    first = settings.get("index-url", "").split()
-    finder = PackageFinder(session, index_urls=first, **kind)  # type: ignore[arg-type]  # of unearth's own
-    for url in settings.get("extra-index-url", "").split():
-        finder.add_index_url(url)
-    asked = [source["url"] for source in finder.sources]  # PyPI, where nothing is configured
+    asked = index_urls()
+    finder = PackageFinder(session, index_urls=asked, **kind)  # type: ignore[arg-type]  # of unearth's own
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=asked)
     return finder
+
+
+def index_urls() -> list[str]:
+    """The package indexes that pip asks for sources: PyPI alone, where nothing is configured."""
+    settings = indexes.pip_settings("download")
+    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    return [source["url"] for source in finder.sources]

@@ -1,6 +1,5 @@
 """The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
 
-import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ from packaging.specifiers import SpecifierSet
 from torchwheels.audit import libraries, metadata
 from torchwheels.errors import UserError
 from torchwheels.options import Expectation, Releases, Target, numbers
-from torchwheels.system import machines
+from torchwheels.system import machines, processes
 from torchwheels.wheel import Wheel
 
 Rule = Callable[[Wheel, Expectation], Iterator[str]]
@@ -40,8 +39,8 @@ def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
             found[rule.__name__] = [*rule(wheel, expectation)] if has_some else [NO_LIBRARY]
         # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise  # which is no fault of the wheel
+            if processes.is_of_full_disk(error):
+                raise
             found[rule.__name__] = [f"it cannot be checked: {type(error).__name__}: {error}"]
     return found
 

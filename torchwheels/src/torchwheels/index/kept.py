@@ -92,12 +92,16 @@ def forget_refused(dist: Path, target: Target, name: str) -> None:
             file.unlink()
 
 
+_OF_A_BUILD = "target", "torch"
+
+
 def publish(finished: Path, dist: Path) -> Path:
     """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there.
 
     It takes the place of an earlier one of its target, and of no other.
     """
-    there, own = marked(dist) / finished.name, _built_for(finished)
+    there, report = marked(dist) / finished.name, read_json(reports.report_file(finished))
+    own = [report["build"][key] for key in _OF_A_BUILD]
     known = _built_for(there) if there.exists() else own
     if known[:1] != own[:1]:
         of = known[0] if known else "nobody knows what"
@@ -107,7 +111,7 @@ def publish(finished: Path, dist: Path) -> Path:
         )
     # Of changed sources: its label, and so its name, may be another.
     same = [x for x in wheel.wheels_in(dist) if x != there and _plain(x) == _plain(there)]
-    earlier = [x for x in same if own and _built_for(x) == own]
+    earlier = [x for x in same if _built_for(x) == own]
     replaced = {*filter(None, map(_variant_of, earlier))}
     for variant in finished.parent.glob(f"{variants.FOLDER}/*.whl"):
         place = dist / variants.FOLDER / variant.name
@@ -115,11 +119,10 @@ def publish(finished: Path, dist: Path) -> Path:
             sandbox.call(variants.one_torch, x) if place.exists() else "" for x in (variant, place)
         )
         if torch != other and place not in replaced:
-            report = read_json(reports.report_file(finished))
             reports.write({**report, "variant": None}, finished)
             print(
                 f"torchwheels: {finished.name} has no variant: {place} is there already, of a wheel for another torch, "
-                f"and a name has one content: the target {report['build']['target']}-torch{torch} has one of its own",
+                f"and a name has one content: the target {own[0]}-torch{torch} has one of its own",
                 flush=True,
             )
         else:
@@ -178,7 +181,7 @@ def _built_for(path: Path) -> list[str]:
 
 def _target_and_torch(path: Path) -> list[str]:
     record = wheel.read(path).record or {}
-    return [str(record[key]) for key in ("target", "torch") if key in record]
+    return [str(record[key]) for key in _OF_A_BUILD if key in record]
 
 
 def copy_whole(finished: Path, target: Path) -> Path:

@@ -113,6 +113,11 @@ def end(process: subprocess.Popen[Any]) -> None:
     process.wait()  # `with` does not, after Ctrl-C
 
 
+def is_of_full_disk(error: Exception) -> bool:
+    """Whether an error says that the disk is full, which is no fault of what was read or built."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
+
+
 def explained(error: Exception) -> str:
     """What to say of an error: ours says it."""
     if isinstance(error, subprocess.CalledProcessError):
@@ -131,7 +136,7 @@ def explained(error: Exception) -> str:
         )
     # Where there are two, of a copy or another name, the first is that of what is there already.
     named = error.filename2 or error.filename
-    if error.errno == errno.ENOSPC:
+    if is_of_full_disk(error):
         of_file = f" of {named}" if named else ""
         return f"the disk{of_file} is full: {FREE_SPACE}"
     if named is None or not isinstance(error, PermissionError):

@@ -61,7 +61,7 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
     answer = json.loads(done.stdout)
     if "refused" in answer:
         raise UserError(answer["refused"])
-    if "full" in answer:  # which is no fault of what was read
+    if "full" in answer:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), answer["full"])
     if "error" in answer:
         raise _refused(path, answer["error"])
@@ -102,8 +102,8 @@ def main() -> None:
         text = json.dumps({"error": f"reading it takes more than {MEMORY / 1e9:g} GB of memory"})
     except Exception as error:  # of any kind, by what was read
         text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            text = json.dumps({"full": str(error.filename or Path.cwd())})
+        if processes.is_of_full_disk(error):
+            text = json.dumps({"full": str(getattr(error, "filename", None) or Path.cwd())})
     sys.stdout.write(text)
 
 
