@@ -116,6 +116,18 @@ def test_a_neighbour_serves_once() -> None:
     assert kind.way((505, 1)) == (OURS, True)
 
 
+@by_device
+@pytest.mark.parametrize("name", LAYERS)
+def test_all_layers_of_a_stack_are_measured_under_autocast(
+    name: str, device: str, measured: list[Measurement]
+) -> None:
+    """On a GPU a layer returns float16 in a region of bfloat16, too, and that is what the next one gets."""
+    first, second = layer(name, device), extops.accelerate(getattr(nn, name)(7, 9, device=device))
+    with torch.autocast(device, torch.bfloat16):
+        second(first(rows(name, device))[0])
+    assert len(measured) == 2
+
+
 def test_what_a_model_measures(measured: list[Measurement]) -> None:
     model = layer()
     with torch.no_grad():

@@ -454,15 +454,17 @@ def test_quantized(name: str) -> None:
     assert_same(modules, program)
 
 
+@by_device
 @by_module
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_on_a_cpu(dtype: torch.dtype, name: str) -> None:
-    modules = [module.float() for module in pair(name)]
-    input, state = input_of(name).float(), states_of(name)
+def test_autocast(dtype: torch.dtype, name: str, device: str) -> None:
+    """Of input in float32 and in both 16-bit types: layers on a GPU return float16 whatever the region's dtype is."""
+    modules = [module.float() for module in pair(name, device)]
+    input, state = input_of(name, device).float(), states_of(name, device=device)
     state = tuple(x.float() for x in state) if isinstance(state, tuple) else state.float()
 
     def program(module: Any) -> Any:
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(device, dtype):
             results = module(input), module(input.to(dtype), state)
         return results, gradients_of(results, module.parameters())
 
@@ -471,7 +473,7 @@ def test_autocast_on_a_cpu(dtype: torch.dtype, name: str) -> None:
     other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
 
     def of_other(module: Any) -> Any:
-        with torch.autocast("cpu", dtype):
+        with torch.autocast(device, dtype):
             return module(input.to(other))
 
     assert_same(modules, of_other, rtol=0.05, atol=0.05)

@@ -392,7 +392,7 @@ class _Call(NamedTuple):
             states = hx
             if not (isinstance(hx, (tuple, list)) and len(hx) == 2):
                 return None
-        if not _suit((*parameters, *states), rows):
+        if not _suit((*parameters, *states), rows, is_layer):
             return None
         call = cls(module, rows, packed, tuple(states), parameters)
         shape = call.shape_of_states() if states else ()
@@ -631,13 +631,13 @@ def _is_plain_tensor(x: Any) -> bool:
     )
 
 
-def _suit(tensors: tuple[Any, ...], rows: Tensor) -> bool:
+def _suit(tensors: tuple[Any, ...], rows: Tensor, is_layer: bool) -> bool:
     """Whether parameters and states are of the input's kind; autocast casts what is float32."""
     device = rows.device
     dtypes: tuple[Any, ...] = (rows.dtype,)
     if _is_autocasting() and _autocast.is_cast(rows) and (dtype := _autocast_dtype(rows)):
-        # Of the other 16-bit type torch's results are not those of a cast.
-        dtypes = torch.float32, dtype
+        # cuDNN casts all to float16. Elsewhere torch's results of the other 16-bit type are not those of a cast.
+        dtypes = _autocast.CAST_FROM if is_layer and rows.is_cuda else (torch.float32, dtype)
     if rows.dtype not in dtypes:
         return False
     for x in tensors:  # as all(), in half the time

@@ -12,7 +12,7 @@ from extops import _private
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
+CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
 # Every call asks.
 is_on = _private.is_autocasting
@@ -71,7 +71,7 @@ def to_half(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def is_cast(argument: object) -> TypeGuard[Tensor]:
     """Whether autocast may change its dtype."""
-    return isinstance(argument, Tensor) and argument.dtype in _CAST_FROM
+    return isinstance(argument, Tensor) and argument.dtype in CAST_FROM
 
 
 def outside(function: Callable[P, T]) -> Callable[P, T]:
