@@ -478,23 +478,24 @@ class _Call(NamedTuple):
         module, is_cast = self.module, _is_autocasting()
         is_layer = isinstance(module, torch.nn.RNNBase)
         if is_layer and self.rows.is_cuda and is_cast:
-            return self._by_ours_in_float16()
+            with _private.without_autocast():
+                return self._in_float16().by_ours()
         shell = module if module.is_traced else _shell(module, module.ours)
         if is_layer and self.packed is None and self.rows.dim() == 3 and not is_cast:
             of_call = self.rows, self.states or None, self.parameters
             output, states = module.ours.run_plain(shell, *of_call)
             return output, states if len(states) > 1 else states[0]
+        if is_layer and self.parameters is not module._flat_weights:
+            shell = _shell(module, module.ours, _flat_weights=self.parameters)
         input = self.rows if self.packed is None else self.packed
         return module.ours.forward(shell, input, _hx_of(self.states))
 
-    def _by_ours_in_float16(self) -> Any:
+    def _in_float16(self) -> _Call:
         """Under autocast to any dtype cuDNN's layers compute in float16, and so are their results."""
         rows, *others = _autocast.to_half(self.rows, *self.states, *self.parameters)
         states, weights = others[: len(self.states)], others[len(self.states) :]
         packed = None if self.packed is None else self.packed._replace(data=rows)
-        module = _shell(self.module, type(self.module), _flat_weights=weights)
-        with _private.without_autocast():
-            return _Call(module, rows, packed, tuple(states), weights).by_ours()
+        return _Call(self.module, rows, packed, tuple(states), weights)
 
     def measured(self) -> _table.Measured | None:
         """Both ways timed; None where that fails."""

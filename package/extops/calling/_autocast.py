@@ -43,7 +43,7 @@ class _ToHalf(torch.autograd.Function):
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [x.dtype for x in tensors]
         ctx.set_materialize_grads(False)
-        return tuple(_copies(tensors, [torch.float16] * len(tensors)))
+        return _halves(tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -53,6 +53,10 @@ class _ToHalf(torch.autograd.Function):
         given = [(x, dtype) for x, dtype in pairs if x is not None]
         copies = iter(_copies([x for x, _ in given], [dtype for _, dtype in given]))
         return tuple(None if x is None else next(copies) for x in gradients)
+
+
+def _halves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(_copies(tensors, [torch.float16] * len(tensors)))
 
 
 def _copies(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
@@ -65,6 +69,8 @@ def to_half(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All in float16, by one kernel where they are of one dtype: a layer has many parameters, and the host takes longer
     than the GPU to cast each of them.
     """
+    if not torch.is_grad_enabled():
+        return _halves(tensors)
     found: tuple[Tensor, ...] = _ToHalf.apply(*tensors)
     return found
 
