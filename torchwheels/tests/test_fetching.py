@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -469,6 +470,50 @@ def test_settings_of_git_change_no_copy(tmp_path: Path, monkeypatch: pytest.Monk
     subprocess.run(["git", "-C", str(found.folder), "fsck", "--strict"], check=True)
 
 
+@pytest.mark.parametrize("place", ["x", "x/library"])
+@pytest.mark.parametrize("setting", ["filter.a.clean", "filter.a.process", "core.fsmonitor"])
+def test_commands_that_a_repository_names_do_not_run(
+    setting: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has made it; the folder of sources may be somebody's, and is built in a container."""
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file")
+    repository(tmp_path / "library", **{"a.h": "", ".gitattributes": "* filter=a\n"})
+    repository(tmp_path / "x", **{"setup.py": "", ".gitattributes": "* filter=a\n"})
+    git = ["git", "-C", str(tmp_path / "x"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (
+        ["submodule", "--quiet", "add", (tmp_path / "library").as_uri(), "library"],
+        ["commit", "-q", "-m", "y"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    file = next(x for x in (tmp_path / place).iterdir() if x.name in ("setup.py", "a.h"))
+    file.write_text("changed")
+    (tmp_path / "settings").write_text("")
+    included = ["git", "-C", str(tmp_path / place), "config", "include.path"]
+    subprocess.run([*included, str(tmp_path / "settings")], check=True)
+    command = ["git", "config", "--file", str(tmp_path / "settings"), setting]
+    subprocess.run([*command, f"touch {tmp_path}/run; cat"], check=True)
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert found.origin.startswith("sha256:")
+    assert not (tmp_path / "run").exists()
+    name = ["git", "config", "--file", str(tmp_path / "settings"), "filter.a=b.clean", "true"]
+    subprocess.run(name, check=True)
+    with pytest.raises(UserError, match=r"settings of \S+ name a filter a=b, .*: remove it from"):
+        sources.fetch(str(tmp_path / "x"), tmp_path / "again")
+
+
+def test_what_git_will_commit_is_of_the_copy(tmp_path: Path) -> None:
+    """setuptools-scm packs the files that git knows, a new one among them."""
+    repository(tmp_path / "x", **{"setup.py": "", "old.txt": ""})
+    (tmp_path / "x" / "new.txt").touch()
+    git = ["git", "-C", str(tmp_path / "x")]
+    for words in (["add", "new.txt"], ["rm", "--quiet", "--cached", "old.txt"]):
+        subprocess.run([*git, *words], check=True)
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    listed = ["git", "-C", str(found.folder), "ls-files"]
+    done = subprocess.run(listed, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["new.txt", "setup.py"]
+
+
 @pytest.mark.parametrize("hidden", ["skip-worktree", "assume-unchanged"])
 def test_a_changed_file_that_git_does_not_look_at_is_no_commit(hidden: str, tmp_path: Path) -> None:
     repository(tmp_path / "x", **{"setup.py": ""})
@@ -722,6 +767,48 @@ def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
     found = sources.fetch(str(tmp_path / "x.zip"), tmp_path / "copy").folder
     modes = {path.name: path.stat().st_mode & 0o111 for path in found.iterdir()}
     assert modes["configure"] and not modes["setup.py"]
+
+
+def test_links_in_a_zip_archive_are_links(tmp_path: Path) -> None:
+    """As in a tar archive: a text with the name of a header is no header."""
+    for name, target in (("x", "real.h"), ("y", "../../../out.h"), ("z", "/etc/hostname")):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            link = zipfile.ZipInfo("x/include/a.h")
+            link.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, target)
+            archive.writestr("x/include/real.h", "int x;")
+        if name == "x":
+            found = sources.fetch(str(tmp_path / "x.zip"), tmp_path / "copy").folder
+            assert (found / "include/a.h").readlink() == Path("real.h")
+        else:
+            with pytest.raises(
+                UserError, match=r"\.zip cannot be unpacked \(x/include/a.h .* outside"
+            ):
+                sources.fetch(str(tmp_path / f"{name}.zip"), tmp_path / name)
+
+
+def test_archives_that_contradict_themselves_are_said_in_a_sentence(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("x/a")
+        member.type, member.linkname = tarfile.LNKTYPE, "x/missing"
+        tar.addfile(member)
+    with zipfile.ZipFile(tmp_path / "clash.zip", "w") as archive:
+        archive.writestr("x/a", "")
+        archive.writestr("x/a/b", "")
+    with zipfile.ZipFile(tmp_path / "secret.zip", "w") as archive:
+        archive.writestr("x/a", "text")
+    data = bytearray((tmp_path / "secret.zip").read_bytes())
+    for magic, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        data[data.index(magic) + offset] |= 1  # encrypted
+    (tmp_path / "secret.zip").write_bytes(data)
+    for name, why in (
+        ("link.tar.gz", "x/missing"),
+        ("clash.zip", "x/a/b"),
+        ("secret.zip", "encrypted"),
+    ):
+        said = rf"/{name} cannot be unpacked \([^()]*{why}[^()]*\): a source is "
+        with pytest.raises(UserError, match=said):
+            sources.fetch(str(tmp_path / name), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("name", ["TIMEOUT", "NO_INPUT"])  # of which pip says the one on stdout

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import ssl
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -140,8 +141,8 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
     """What git says of a repository and its submodules, each time with the place of that: of the commit behind `#`,
     of files that it ignores behind `!`, of all that was changed behind something else.
     """
-    # It does not look for ignored files in submodules, and settings may have it say less.
-    more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=none", "--no-renames"]
+    # Settings may have it say less. Each submodule is asked by itself.
+    more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames"]
     foreach = ["submodule", "--quiet", "foreach", "--recursive", 'printf "%s\\0" "$displaypath"']
     inside = _ask_git(folder, *foreach) if (folder / ".gitmodules").is_file() else ()
     for place in ("", *inside):
@@ -177,18 +178,35 @@ def _ask_git(folder: Path, *words: str, is_part: bool = False) -> list[str]:
     if shutil.which("git") is None:
         why = "says which of its files belong to the sources: install git"
         raise UserError(f"{folder} is of a repository, and git, which is not on PATH, {why}")
-    # Commands that the settings of the repository name are not run.
-    quiet = ["-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"]
-    command = ["git", *quiet, *words]
-    own = {"LC_ALL": "C"}
+    variables = {**_variables(), "LC_ALL": "C"}
     if not is_part:  # in its place it would take a repository around it
-        own["GIT_CEILING_DIRECTORIES"] = str(folder.resolve().parent)
-    done = subprocess.run(command, cwd=folder, capture_output=True, env={**_variables(), **own})
-    said = " ".join(os.fsdecode(done.stderr).split())
-    # 1: there is none of what was asked for. A submodule that nobody can fill is left empty.
-    if done.returncode not in (0, 1) and "No url found for submodule" not in said:
-        raise UserError(f"git refuses to read {folder}: {said}: mend it, or remove its .git")
-    return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
+        variables["GIT_CEILING_DIRECTORIES"] = str(folder.resolve().parent)
+
+    def ask(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, env=variables)
+        said = " ".join(os.fsdecode(done.stderr).split())
+        # 1: there is none of what was asked for. A submodule that nobody can fill is left empty.
+        if done.returncode not in (0, 1) and "No url found for submodule" not in said:
+            raise UserError(f"git refuses to read {folder}: {said}: mend it, or remove its .git")
+        return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
+
+    settings = ask("config", "--list", "--show-scope", "--name-only", "-z")
+    return ask(*_without_commands(settings, folder), *words)
+
+
+def _without_commands(settings: list[str], folder: Path) -> Iterator[str]:
+    """Options of git with which it runs no command that the settings of a repository name, each behind its scope."""
+    yield from ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+    own = {
+        x for scope, x in zip(*[iter(settings)] * 2, strict=True) if scope in ("local", "worktree")
+    }
+    names = {x.removeprefix("filter.").rpartition(".")[0] for x in own if x.startswith("filter.")}
+    for name in sorted(names):
+        if "=" in name:
+            why = "which cannot be turned off: remove it from them"
+            raise UserError(f"the settings of {folder} name a filter {name}, {why}")
+        for nothing in ("clean=", "process=", "required=false"):
+            yield from ("-c", f"filter.{name}.{nothing}")
 
 
 def _copy_commits(folder: Path, into: Path) -> None:
@@ -205,9 +223,13 @@ def _copy_commits(folder: Path, into: Path) -> None:
         ],
         [*inside, "config", "core.bare", "false"],
         [*inside, "remote", "remove", "origin"],
-        [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
     ):
         _git(command, f"copy the commits of {folder}, of which its version may come")
+    # git knows the files there that it will commit here, and looks which of them have changed.
+    listed = "\0".join(_ask_git(folder, "ls-files", "--stage", "-z"))
+    for words, given in ((["-z", "--index-info"], listed), (["-q", "--refresh"], "")):
+        command, data = ["git", *inside, "update-index", *words], os.fsencode(given)
+        subprocess.run(command, input=data, stdout=subprocess.DEVNULL, env=_variables())
 
 
 def empty_submodules(folder: Path) -> list[str]:
@@ -302,22 +324,47 @@ def _unpack(archive: Path, into: Path) -> str:
     return f"sha256:{sha256(archive)}"
 
 
+# The last ones of a file that it lacks, of an encrypted one, of a link that is none, and of two things of one name.
+_OF_A_BROKEN_ARCHIVE = (
+    *(tarfile.TarError, zipfile.BadZipFile, EOFError),
+    *(KeyError, RuntimeError, ValueError, OSError),
+)
+
+
 def _extract(archive: Path, into: Path) -> None:
     """Unpacks an archive, whoever has made it: this is for `sandbox.call`."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
-                for member in zipped.infolist():
-                    path = Path(zipped.extract(member, into))
-                    if path.is_file() and member.external_attr >> 16 & 0o111:
-                        path.chmod(0o755)
+                _extract_zipped(zipped, into)
         else:
             with tarfile.open(archive) as tar:
                 _keep_inside(tar)
                 tar.extractall(into)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except _OF_A_BROKEN_ARCHIVE as error:
+        if processes.is_of_full_disk(error):
+            raise
         why, *_ = str(error).splitlines() or ["it ends too early"]  # what each format lacks follows
         raise UserError(f"{archive} cannot be unpacked ({why}): {EXPECTED}") from None
+
+
+def _extract_zipped(zipped: zipfile.ZipFile, into: Path) -> None:
+    """With links and what can be run, which `zipfile` makes plain files."""
+    links: dict[Path, str] = {}
+    for member in zipped.infolist():
+        path, mode = Path(zipped.extract(member, into)), member.external_attr >> 16
+        links.pop(path, None)
+        if stat.S_ISLNK(mode):
+            links[path] = path.read_text()
+        elif path.is_file() and mode & 0o111:
+            path.chmod(0o755)
+    for path, target in links.items():  # through which nothing is written any more
+        path.unlink()
+        path.symlink_to(target)
+    for path, target in links.items():
+        if not path.resolve().is_relative_to(into.resolve()):
+            name = path.relative_to(into)
+            raise zipfile.BadZipFile(f"{name} is a link to {target}, outside of the archive")
 
 
 def _keep_inside(tar: tarfile.TarFile) -> None:
