@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,9 +171,51 @@ def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path)
     assert testing.find_wheel(tmp_path / "dist", forge.target, "tinyops") == wheel
     with pytest.raises(UserError, match=r"several projects for 3\.11-cpu, other-ops and tiny"):
         testing.find_wheel(tmp_path / "dist", forge.target)
+    assert testing.find_wheel(tmp_path / "dist", forge.target, "tinyops", "==1.0") == wheel
+    said = r"^there is no wheel of tinyops==2 for 3\.11-cpu in .*: build it"
+    with pytest.raises(UserError, match=said):
+        testing.find_wheel(tmp_path / "dist", forge.target, "tinyops", "==2")
     table = "[project]\nname = 'Tiny_Ops'\n[tool.torchwheels]\n"
     (tmp_path / "pyproject.toml").write_text(table)
     assert project.load(tmp_path / "pyproject.toml").name == "tiny-ops"
+
+
+def test_a_wheel_for_other_pythons_is_not_taken(forge: Forge, tmp_path: Path) -> None:
+    """Which its metadata say, where its tag promises more."""
+    table, python = releases.load(), "Requires-Python: >=3.12\n"
+    metadata = forge.fitting_metadata()["METADATA"]
+    forge.replaced["METADATA"] = python.encode() + metadata
+    forge.target = table.target("3.12-cpu")
+    forge.wheel()
+    with pytest.raises(UserError, match=r"there is no wheel for 3\.11-cpu in "):
+        testing.find_wheel(tmp_path / "dist", table.target("3.11-cpu"))
+
+
+@pytest.mark.parametrize(
+    ("source", "project", "versions"),
+    [
+        ("Tiny_Ops==0.2", "tiny-ops", "==0.2"),
+        ("tinyops", "tinyops", ""),
+        ("tinyops @ git+https://localhost/other@v1", "tinyops", ""),
+        ("git+https://localhost/other@v1", "", ""),
+        (".", "", ""),
+    ],
+)
+def test_a_test_takes_the_wheel_of_the_project_that_is_named(
+    source: str, project: str, versions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another's, of which nothing else in `dist` may be."""
+    asked: list[Any] = []
+
+    def find(*given: Any) -> Path:
+        asked.extend(given)
+        raise UserError("enough")
+
+    monkeypatch.setattr(testing, "find_wheel", find)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="enough"):
+        cli.main(["test", source, "--target=3.11-cpu", "--backend=local"])
+    assert asked[2:] == [project, versions]
 
 
 def test_report_and_index_hold_what_there_is(

@@ -259,10 +259,10 @@ def _test(given: argparse.Namespace) -> None:
     options = _options(given)
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
-    name = options.name if is_own else ""
+    name, versions = (options.name, "") if is_own else sources.named(given.source, given.name)
     if given.wheel and not (given.wheel.is_file() and given.wheel.suffix == ".whl"):
         raise UserError(f"there is no wheel {given.wheel}: `--wheel` names the file to test")
-    path = given.wheel or testing.find_wheel(given.dist, target, name)
+    path = given.wheel or testing.find_wheel(given.dist, target, name, versions)
     options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:
         raise UserError(

@@ -82,6 +82,15 @@ def is_elsewhere(source: str) -> bool:
     return False
 
 
+def named(source: str, name: str = "") -> tuple[str, str]:
+    """The normalised name of the project that a source names, and of which versions; nothing where it names a place."""
+    with contextlib.suppress(InvalidRequirement):
+        if not (name or source.startswith("git+") or files.expanded(source).exists()):
+            requirement = Requirement(source)
+            return canonicalize_name(requirement.name), str(requirement.specifier)
+    return canonicalize_name(name), ""
+
+
 @contextlib.contextmanager
 def fetched(source: str, name: str, subdirectory: str) -> Iterator[Fetched]:
     """The sources of a project, in a folder that goes away at the end; its `name`, where it is known, or its own."""

@@ -27,28 +27,30 @@ _PLUGIN = "torchwheels_pytest"
 _SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 
 
-def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
+def find_wheel(dist: Path, target: Target, project: str = "", versions: str = "") -> Path:
     """The newest wheel in `dist` that works with `target`: the target's own, or one for several targets.
 
     Where the name of the project is not known, `dist` must have wheels of one alone.
     """
-    found: list[tuple[str, str]] = sandbox.call(_serving, dist, target, project)
+    found: list[tuple[str, str]] = sandbox.call(_serving, dist, target, project, versions)
     names = sorted({name for _, name in found})
     if len(names) > 1:
         several = f"wheels of several projects for {target.name}, {' and '.join(names)}"
         raise UserError(f"{dist} has {several}: say which one to test, with `--wheel PATH`")
     if not found:
+        of = f" of {project}{versions}" if project else ""
         raise UserError(
-            f"there is no wheel for {target.name} in {dist}: build it with `nox -s build-{target.name}` or "
+            f"there is no wheel{of} for {target.name} in {dist}: build it with `nox -s build-{target.name}` or "
             f"`torchwheels build SOURCE --target {target.name}`"
         )
     return max((dist / file for file, _ in found), key=lambda path: path.stat().st_mtime)
 
 
-def _serving(dist: Path, target: Target, project: str) -> list[tuple[str, str]]:
+def _serving(dist: Path, target: Target, project: str, versions: str) -> list[tuple[str, str]]:
     """The wheels in `dist` that work with `target`, and the names of their projects."""
-    files = filter(Path.is_file, wheel.wheels_in(dist))
+    files, wanted = filter(Path.is_file, wheel.wheels_in(dist)), SpecifierSet(versions)
     found = (x for x in map(wheel.read, files) if project in ("", x.name))
+    found = (x for x in found if wanted.contains(x.version, prereleases=True))
     return [(each.path.name, each.name) for each in found if works_with(each, target)]
 
 
@@ -63,7 +65,7 @@ def works_with(found: Wheel, target: Target) -> bool:
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     torches = found.torches if found.classic_use else str(found.torch_requirement or "")
     fits = torches is not None and SpecifierSet(torches).contains(target.torch, prereleases=True)
-    return fits and found.takes(target)
+    return fits and found.takes(target) and target.is_of(found.required_pythons)
 
 
 def install(project: Project, target: Target, path: Path, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The contents of a wheel, and what it works with: read from its files alone."""
 
+import contextlib
 import email
 import functools
 import re
@@ -17,7 +18,7 @@ from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
 from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
@@ -82,6 +83,13 @@ class Wheel:
             if canonicalize_name(requirement.name) == "torch" and not requirement.marker:
                 found = requirement.specifier & (found or SpecifierSet())
         return found
+
+    @property
+    def required_pythons(self) -> SpecifierSet:
+        """Those that its metadata name; all, where they name none."""
+        with contextlib.suppress(InvalidSpecifier):  # which the audit reports
+            return SpecifierSet(self.metadata["Requires-Python"] or "")
+        return SpecifierSet()
 
     def installed(self, name: str) -> tuple[str, str]:
         """The scheme of a file, such as `platlib`, and where it comes to lie in the scheme's folder."""
