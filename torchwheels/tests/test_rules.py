@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -451,6 +452,26 @@ def test_a_library_may_call_cuda_without_gpu_code_of_its_own(forge: Forge, code:
     cublas = forge.stub("libcublas.so.13")
     forge.files[LIBRARY] = forge.compile(f"{CLASSIC}\n{code}", cublas)
     assert forge.findings() == {}
+
+
+@pytest.mark.parametrize("codes", [COMPLETE, ("sm_90", "compute_90")], ids=["all", "one"])
+def test_gpu_code_among_the_constants_of_a_library(
+    codes: Sequence[str], forge: Forge, nvcc: Nvcc, tmp_path: Path
+) -> None:
+    """Where bin2c puts it, for cuModuleLoadData."""
+    code = tmp_path / "code"
+    section = "--dump-section=.nv_fatbin="
+    subprocess.run(["objcopy", f"{section}{code}", nvcc.compile(*codes), "/dev/null"], check=True)
+    forge.make_cuda(nvcc.compile(*COMPLETE))
+    numbers = ",".join(map(str, code.read_bytes()))
+    array = f'extern "C" const unsigned char module[] __attribute__((aligned(8))) = {{{numbers}}};'
+    forge.files[LIBRARY] = forge.compile(f"{CLASSIC}\n{array}")
+    found = forge.findings()
+    if codes is COMPLETE:
+        assert found == {}
+    else:
+        (message,) = found["gpu_code"]
+        assert "_C.cpython-311-x86_64-linux-gnu.so holds no GPU code for 8.0, but " in message
 
 
 @pytest.mark.parametrize(

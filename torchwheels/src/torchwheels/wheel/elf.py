@@ -78,7 +78,8 @@ def read_library(data: bytes) -> Library:
     undefined, defined, versions = _symbols(elf)
     # A loader that does not know packed relocations leaves them out. The linker asks for one only with its symbols.
     packed = {"GLIBC_ABI_DT_RELR" for _ in dynamic.iter_tags("DT_RELR")}
-    holds_gpu_code = any(x.name.startswith(_OF_GPUS) for x in elf.iter_sections())
+    is_linked = any(x.name.startswith(_OF_GPUS) for x in elf.iter_sections())
+    gpu_code = [data] if is_linked else _modules(data)
     flags = [tag["d_val"] for tag in dynamic.iter_tags("DT_FLAGS")]
     is_static = any(each & ENUM_DT_FLAGS["DF_STATIC_TLS"] for each in flags)
     sets_fast_math = _SETS_FAST_MATH[str(elf["e_machine"])]
@@ -94,7 +95,7 @@ def read_library(data: bytes) -> Library:
         versions=versions | packed,
         alignment=min(each["p_align"] for each in elf.iter_segments("PT_LOAD")),
         static_tls=sum(each["p_memsz"] for each in elf.iter_segments("PT_TLS") if is_static),
-        gpu_code=_gpu_code(data) if holds_gpu_code else GpuCode(),
+        gpu_code=_gpu_code(gpu_code),
         start_up_sets_fast_math=any(map(sets_fast_math.search, _start_up_functions(elf))),
     )
 
@@ -180,6 +181,8 @@ def _start_up_functions(elf: Any) -> Iterator[bytes]:
 
 
 _OF_GPUS = (".nv_fatbin", "__nv_relfatbin")
+# The start of a fatbin: its magic number, version and length of this header, and the length of what follows.
+_FATBIN = re.compile(rb"\x50\xed\x55\xba\x01\x00\x10\x00(.{8})", re.DOTALL)
 _MODULE = re.compile(r"^Fatbin (elf|ptx) code:$", re.MULTILINE)
 _ARCHITECTURE = re.compile(r"^arch = sm_(\d+)(\d)([a-z]?)$", re.MULTILINE)
 _KERNEL = {
@@ -188,20 +191,29 @@ _KERNEL = {
 }
 
 
-def _gpu_code(library: bytes) -> GpuCode:
+def _modules(library: bytes) -> Iterator[bytes]:
+    """The GPU code among the constants of a library, where bin2c puts it for cuModuleLoadData."""
+    for found in _FATBIN.finditer(library):
+        yield library[found.start() : found.end() + int.from_bytes(found[1], "little")]
+
+
+def _gpu_code(files: Iterable[bytes]) -> GpuCode:
     """What cuobjdump lists; nvcc puts code without a kernel into all that it links."""
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        file.write(library)
-        file.flush()
-        _, *parts = _MODULE.split("".join(_cuobjdump("-symbols", "-ptx", file.name)))
-        found: dict[str, set[str]] = {"elf": set(), "ptx": set()}
-        for kind, text in zip(parts[::2], parts[1::2], strict=True):
-            architecture = _ARCHITECTURE.search(text)
-            if architecture and _KERNEL[kind].search(text):
-                major, minor, suffix = architecture.groups()
-                found[kind].add(f"{major}.{minor}{suffix}")
-        toolkit = toolkit_version(_cuobjdump("-elf", file.name)) if found["elf"] else None
-        return GpuCode(frozenset(found["elf"]), frozenset(found["ptx"]), toolkit)
+    found: dict[str, set[str]] = {"elf": set(), "ptx": set()}
+    toolkit = None
+    for each in files:
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(each)
+            file.flush()
+            _, *parts = _MODULE.split("".join(_cuobjdump("-symbols", "-ptx", file.name)))
+            for kind, text in zip(parts[::2], parts[1::2], strict=True):
+                architecture = _ARCHITECTURE.search(text)
+                if architecture and _KERNEL[kind].search(text):
+                    major, minor, suffix = architecture.groups()
+                    found[kind].add(f"{major}.{minor}{suffix}")
+            if found["elf"]:
+                toolkit = toolkit or toolkit_version(_cuobjdump("-elf", file.name))
+    return GpuCode(frozenset(found["elf"]), frozenset(found["ptx"]), toolkit)
 
 
 def toolkit_version(listing: Iterable[str]) -> str | None:
