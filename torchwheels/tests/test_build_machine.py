@@ -21,7 +21,7 @@ from forged_wheels import find_nvcc
 from torchwheels import environments
 from torchwheels.build import check_import, steps, toolchain
 from torchwheels.errors import UserError
-from torchwheels.options import indexes, releases
+from torchwheels.options import indexes, project, releases
 from torchwheels.system import machines, processes
 from torchwheels.wheel import archive
 
@@ -499,6 +499,17 @@ def test_places_of_torch_are_known_without_their_passwords(
     assert indexes.places_of_torch() == one
     monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/other")
     assert indexes.places_of_torch() != one
+
+
+def test_a_missing_compiler_is_said_before_a_torch_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(
+        environments, "with_torch", lambda *_, **__: pytest.fail("torch is fetched")
+    )
+    with pytest.raises(UserError, match=r"\bgcc\b.*install"):
+        toolchain.tools(project.Project(), TARGET)
 
 
 def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,11 +345,11 @@ def test_a_backend_that_says_nothing(
         ),
         (
             "<urlopen error [Errno -3] Temporary failure in name resolution>",
-            "its build asks for the network, which it has not: in a container the option `network`",
+            "its build asks for the network, and reaches nobody: in a container the option `network`",
         ),
         (
             "<urlopen error [Errno -2] Name or service not known>",
-            "its build asks for the network, which it has not: in a container the option `network`",
+            "its build asks for the network, and reaches nobody: in a container the option `network`",
         ),
         (
             "avx512fintrin.h:2386:1: error: inlining failed in call to ‘always_inline’ "
@@ -364,6 +364,10 @@ def test_a_backend_that_says_nothing(
         (
             "/usr/bin/ld: cannot find -lc10_cuda: No such file or directory",
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
+        ),
+        (
+            "AssertionError: At least one source is required to build a library",
+            "its setup finds no source to compile: an archive on PyPI may be incomplete, so build",
         ),
         ("nothing that is known", ""),
         ("No module named 'optional'\nNo space left on device", "the disk is full"),
@@ -550,7 +554,7 @@ def test_backend_that_makes_no_wheel(
     makes: str,
     said: str,
 ) -> None:
-    """That is a failure of the project; and what the build leaves, which may hold passwords, others cannot read."""
+    """That is a failure of the project; and the build leaves no variables, which may hold passwords."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(cache))
     folder = tmp_path / "source"
@@ -568,7 +572,8 @@ def test_backend_that_makes_no_wheel(
     with pytest.raises(BuildError) as error:
         build.build_wheel(project.Project(), target, fetched(folder), tmp_path / "dist")
     assert said in str(error.value)
-    assert not any(x.stat().st_mode & 0o077 for x in cache.glob("build/*/variables.json"))
+    left = {x.name for x in cache.glob("build/*/*")}
+    assert "source" in left and "variables.json" not in left
 
 
 def test_nobody_reads_what_a_build_prints(
@@ -963,6 +968,16 @@ def test_patches_and_environment_reach_the_build(
     with pytest.raises(UserError, match="the messages above say why"):
         build.build_wheel(options, target, fetched(classic), tmp_path / "dist")
     assert "OWN is 3 {x}" in capsys.readouterr().out
+
+
+def test_a_patch_needs_the_command_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = project.Project(patches=("own.patch",), file=tmp_path / "options.toml")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = r"^there is no `patch` command to apply \S+/own\.patch with: install patch$"
+    with pytest.raises(UserError, match=said):
+        steps._apply_patches(options, tmp_path)
 
 
 def test_command_line_prints_one_sentence(

@@ -318,14 +318,19 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
         (tmp_path / part / "variants").mkdir(parents=True)
         (tmp_path / part / "variants" / "a-1-py3-none-any-cu130.whl").write_text(content)
         (tmp_path / part / f"{part}.report.json").write_text(part)
+        (tmp_path / part / "a-1-py3-none-any.whl").write_text("a")
     dist, parts = tmp_path / "dist", [str(tmp_path / x) for x in ("one", "two", "three")]
     cli.main(["merge", *parts[:2], f"--dist={dist}"])
-    assert f"torchwheels: put 3 files into {dist}\n" in capsys.readouterr().out
+    assert f"torchwheels: put 4 files into {dist}\n" in capsys.readouterr().out
     assert sorted(x.name for x in dist.rglob("*.json")) == ["one.report.json", "two.report.json"]
     with pytest.raises(SystemExit) as error:
         cli.main(["merge", *parts, f"--dist={dist}"])
     with pytest.raises(SystemExit, match=r"^torchwheels: there is no folder none: name those in"):
         cli.main(["merge", *parts[:1], "none", f"--dist={dist}"])
+    for folder in (tmp_path / "empty", tmp_path):  # the second is around what builds left
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(SystemExit, match=rf"^torchwheels: there is no wheel in {folder}: name"):
+            cli.main(["merge", str(folder), f"--dist={tmp_path / 'other'}"])
     assert error.value.code == RefusedError.code
     assert "has the name of a file with another content, " in capsys.readouterr().err
     assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"

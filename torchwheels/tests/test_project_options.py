@@ -254,6 +254,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "environment = {X = '{sm.__class__}'}",
             "environment sets X to '{sm.__class__}': it may hold {label}, ",
         ),
+        (
+            "environment = {X = '{jobs:>9999999999}'}",
+            "environment sets X to '{jobs:>9999999999}': it may hold {label}, ",
+        ),
         ("environment = {X = '{'}", "environment sets X to '{': it may hold {label}, "),
         (
             "environment = {TORCH_CUDA_ARCH_LIST = 'Ampere'}",

@@ -125,6 +125,7 @@ def _prepare(place: Workplace) -> None:
 def _compile(place: Workplace, dist: Path) -> Wheel:
     """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
     variables: dict[str, str] = json.loads(place.variables.read_text())
+    place.variables.unlink()
     jobs = variables["MAX_JOBS"]
     # For the compiling alone: pip would install what runs there.
     if not place.target.machine.is_here:
@@ -136,7 +137,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
             "its setup has compiled nothing: one that compiles for CUDA alone needs such a target, one of another "
             "folder of these sources the option `subdirectory`, one that a variable must tell to compile the option "
             "`environment`, and one that compiles when it is used, or is of Python alone, no wheel for each torch: "
-            "`pip wheel` makes its one"
+            "`pip wheel` makes its one; an archive on PyPI may lack what is compiled, which its repository has"
         )
     _check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     tools = place.compiler.version, place.toolkit.version if place.toolkit else None
@@ -259,7 +260,12 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
         assert project.file is not None
         file = (project.file.parent / patch).resolve()
         command = ["patch", "-p1", "--batch", f"--input={file}"]
-        done = processes.ask(command, cwd=unpacked)
+        try:
+            done = processes.ask(command, cwd=unpacked)
+        except FileNotFoundError:
+            raise UserError(
+                f"there is no `patch` command to apply {file} with: install patch"
+            ) from None
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise UserError(f"the patch {file} does not fit these sources: {said}")

@@ -156,8 +156,9 @@ def host_compiler(machine: Machine) -> HostCompiler:
 
 def tools(project: Project, target: Target) -> tuple[Environment, CudaToolkit | None, HostCompiler]:
     """What a build of the target takes on this machine: the environment with its torch, CUDA and compilers."""
+    compiler = host_compiler(target.machine)  # before a torch is fetched for nothing
     base = environments.with_torch(target, pip_toolkit(target), any_cuda=bool(project.stable))
-    return base, find_toolkit(target, base.site_packages), host_compiler(target.machine)
+    return base, find_toolkit(target, base.site_packages), compiler
 
 
 def compilers_of(target: Target) -> str:

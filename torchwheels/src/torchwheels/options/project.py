@@ -505,9 +505,10 @@ def _check(name: str, value: Any, where: str) -> None:
 def _filled(template: str, values: Values, where: str) -> str:
     """`template` with the values of its placeholders; an error says `where` it stands."""
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
-        if not values.keys() >= names:  # such as an attribute of one
-            raise KeyError
+        for _, name, form, _ in string.Formatter().parse(template):
+            # No attribute of a value, and no form but what is put between several: `{jobs:>9999999999}` is long.
+            if name and (name not in values or (form and not isinstance(values[name], _List))):
+                raise KeyError
         return template.format(**values)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         raise ValueError(
