@@ -616,7 +616,7 @@ def test_pythons_that_the_target_has_none_of(
     (source / "setup.py").write_text("raise SystemExit('it runs')")
     (source / file).write_text(text)
     old = dataclasses.replace(target, python="3.11")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(BuildError) as error:
         build.build_wheel(project.Project(), old, fetched(source), tmp_path / "dist")
     said = f"its sources are for Python <4,>=3.12, and {old.name} has Python 3.11: choose another"
     assert str(error.value).startswith(said)
@@ -641,7 +641,7 @@ def test_build_requirement_that_torchs_own_requirements_do_not_admit(
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     other = table.replace("typing-extensions<4.10", f"torch=={TORCH}.post1")
     (classic / "pyproject.toml").write_text(f"[build-system]\n{other}\n")
-    with pytest.raises(UserError, match="its build requires torch=="):
+    with pytest.raises(BuildError, match="its build requires torch=="):
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
 
 
@@ -649,7 +649,7 @@ def test_a_table_that_is_no_file_is_not_read(target: Target, tmp_path: Path) -> 
     """It may have no end."""
     (tmp_path / "setup.py").touch()
     (tmp_path / "pyproject.toml").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"^the pyproject\.toml of the source is no plain file$"):
+    with pytest.raises(BuildError, match=r"^the pyproject\.toml of the source is no plain file$"):
         steps.project_folder(project.Project(), target, tmp_path)
 
 
@@ -670,7 +670,8 @@ def test_a_table_that_is_no_file_is_not_read(target: Target, tmp_path: Path) -> 
 def test_options_that_do_not_fit(
     classic: Path, target: Target, tmp_path: Path, options: project.Project, message: str
 ) -> None:
-    with pytest.raises(UserError) as error:
+    """The project does not build then, and a farm tries it again with others alone."""
+    with pytest.raises(BuildError) as error:
         build.build_wheel(options, target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
 

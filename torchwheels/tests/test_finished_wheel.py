@@ -310,6 +310,18 @@ def test_undefined_symbol_is_found_and_demangled(
         imports(path, base)
 
 
+def test_what_is_imported_is_of_the_wheel(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    path = tagged_for_this_python(finished(wheel(tmp_path, data)))
+    imports(path, base, ("os", "package"))
+    installed = environments.Environment(path.parent / "import")
+    said = r"^the option `import` names os, of which \S+\.whl has none: "
+    with pytest.raises(UserError, match=said):
+        check_import.check_import(read(path), installed, ("os",))
+
+
 def test_library_of_the_wheel_that_another_one_loads_is_left_there(
     compiler: str, tmp_path: Path, base: environments.Environment
 ) -> None:

@@ -738,6 +738,17 @@ def test_size_over_the_budget(forge: Forge) -> None:
             'Requires-Dist: numpy @ https://of.nobody/numpy.whl ; extra == "tests"\nName:',
             None,
         ),
+        (
+            "Name:",
+            'Requires-Dist: numpy @ https://me:secret@of.nobody/x.whl ; extra == "tests"\nName:',
+            "its metadata show a password or a token in Requires-Dist: have its setup leave it out",
+        ),
+        (
+            "Name:",
+            "Project-URL: Source, https://of.nobody/x?token=secret\nName:",
+            "its metadata show a password or a token in Project-URL: have its setup leave it out",
+        ),
+        ("Name:", "Home-page: https://of.nobody/@me\nName:", None),
         # Of setuptools until 76.
         ("Metadata-Version: 2.4", "Metadata-Version: 2.1\nLicense-File: LICENSE", None),
         (

@@ -134,8 +134,10 @@ def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
         archive.writestr("more", "")
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
         reports.read_reports(tmp_path, project.Project())
-    with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
-        reports.write_report(wheel, project.Project())
+    for spoiled in (variant.read_bytes(), b"text"):
+        variant.write_bytes(spoiled)
+        with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
+            reports.write_report(wheel, project.Project())
 
 
 def test_a_variant_beside_its_wheel_is_not_left_out_in_silence(tmp_path: Path) -> None:

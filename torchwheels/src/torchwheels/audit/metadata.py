@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.options import Expectation, admitted, minor, numbers
+from torchwheels.system import masked
 from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, finish, record_hash
 
 # Python takes metadata under such names in any case.
@@ -25,6 +26,7 @@ _OF_ENVIRONMENT = re.compile(
     r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
 )
 _SCHEMES = "purelib", "platlib", "headers", "scripts", "data"
+_WITH_ADDRESSES = "Requires-Dist", "Project-URL", "Home-page", "Download-URL"
 _CALLS = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 _TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 
@@ -140,6 +142,9 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     for each in said.requires_dist or []:
         if each.url and (each.marker is None or each.marker.evaluate(here)):
             yield f"its metadata require {each.name} from an address, which no index shall have"
+    for field in _WITH_ADDRESSES:
+        if any(masked(str(x)) != str(x) for x in wheel.metadata.get_all(field) or []):
+            yield f"its metadata show a password or a token in {field}: have its setup leave it out"
 
 
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

@@ -268,7 +268,7 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
             ) from None
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
-            raise UserError(f"the patch {file} does not fit these sources: {said}")
+            raise BuildError(f"the patch {file} does not fit these sources: {said}")
 
 
 def _project_folder(place: Workplace) -> Path:
@@ -282,13 +282,13 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
     if not is_project or not folder.is_relative_to(sources.resolve()):
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
         way_out = "the option `subdirectory` says where its project is"
-        raise UserError(f"the source has {lacks}: {way_out}")
+        raise BuildError(f"the source has {lacks}: {way_out}")
     table = folder / "pyproject.toml"
     if table.exists() and not table.is_file():  # it may have no end
-        raise UserError(f"the {table.name} of the source is no plain file")
+        raise BuildError(f"the {table.name} of the source is no plain file")
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
-        raise UserError(
+        raise BuildError(
             f"its sources are for Python {pythons}, and {target.name} has Python {target.python}: choose another "
             "target (`torchwheels targets` lists all)"
         )
@@ -309,7 +309,7 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         elif requirement.marker and not requirement.marker.evaluate(here):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
-            raise UserError(
+            raise BuildError(
                 f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: choose a "
                 "target with such a torch (`torchwheels targets` lists all), or add one by "
                 "`[[tool.torchwheels.releases]]`, or have `patches` ask for less"

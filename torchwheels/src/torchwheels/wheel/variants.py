@@ -9,6 +9,7 @@ variantlib could write these, but not twice the same bytes, and under the labell
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,10 +122,13 @@ def one_torch(path: Path) -> str:
 
 def check(variant: Variant, labelled: Path) -> bool:
     """Whether the file of the variant is for the torch of the wheel `labelled`; an error where that gives another."""
-    if one_torch(variant.path) != one_torch(labelled):
-        return False
-    with zipfile.ZipFile(variant.path) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
+    try:
+        if one_torch(variant.path) != one_torch(labelled):
+            return False
+        with zipfile.ZipFile(variant.path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError):
+        files = {}  # it is no wheel at all
     info = variant.path.name.split("-")[:2]
     path, record = (f"{'-'.join(info)}.dist-info/{name}" for name in ("variant.json", "RECORD"))
     said = files.get(path, b"{}")  # its schema is that of the day
