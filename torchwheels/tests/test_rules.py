@@ -833,6 +833,13 @@ def test_installed_scripts(forge: Forge, name: str, group: str) -> None:
     assert forge.findings() == ({"installed_files": [message]} if is_script else {})
 
 
+def test_what_an_installer_writes(forge: Forge) -> None:
+    """`pip freeze` would name that address."""
+    forge.replaced["direct_url.json"] = b"{}"
+    message = "it holds direct_url.json, where installers note from which address they took a wheel"
+    assert forge.findings() == {"installed_files": [message]}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -181,3 +181,13 @@ def test_library_that_is_not_whole(forge: Forge, length: int) -> None:
     found = read(forge.wheel())
     with pytest.raises(UserError, match=f"{LIBRARY} is no whole shared library of Linux"):
         _ = found.libraries
+
+
+def test_a_library_of_another_type(forge: Forge) -> None:
+    """dlopen takes it for a program."""
+    data = bytearray(forge.files[LIBRARY])
+    data[16] = 2  # e_type: ET_EXEC
+    forge.files[LIBRARY] = bytes(data)
+    found = read(forge.wheel())
+    with pytest.raises(UserError, match=f"{LIBRARY}: it is of the type ET_EXEC, which no process"):
+        _ = found.libraries

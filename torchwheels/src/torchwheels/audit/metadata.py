@@ -158,6 +158,8 @@ def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if not _CALLS.fullmatch(each.value):
             yield f"its script {each.name} calls {each.value!r}, which is no `module:function`"
     installed += [(f"the script {each.name}", "scripts", each.name) for each in programs]
+    if f"{wheel.dist_info}/direct_url.json" in wheel.files:
+        yield "it holds direct_url.json, where installers note from which address they took a wheel"
     places = set()
     for name, scheme, path in installed:
         place = scheme.replace("purelib", "platlib"), path

@@ -68,6 +68,9 @@ def read_library(data: bytes) -> Library:
     elf: Any = ELFFile(io.BytesIO(data))
     if name := next(_misleading_sections(elf), ""):
         raise UserError(f"its section {name} is not what is loaded: build the wheel again")
+    is_program = any(True for _ in elf.iter_segments("PT_INTERP"))
+    if elf["e_type"] != "ET_DYN" and not is_program:
+        raise UserError(f"it is of the type {elf['e_type']}, which no process loads as a library")
     dynamic = elf.get_section_by_name(".dynamic")
     strings = elf.get_section_by_name(".dynstr")
     tags = {
@@ -85,7 +88,7 @@ def read_library(data: bytes) -> Library:
     sets_fast_math = _SETS_FAST_MATH[str(elf["e_machine"])]
     return Library(
         machine=str(elf["e_machine"]),
-        is_program=any(True for _ in elf.iter_segments("PT_INTERP")),
+        is_program=is_program,
         soname=tags["SONAME"][0] if tags["SONAME"] else None,
         needed=tuple(name for kind in _NEEDED for name in tags[kind]),
         rpath=tuple(x for each in tags["RPATH"] + tags["RUNPATH"] for x in each.split(":")),
