@@ -166,6 +166,7 @@ def test_many_lengths(measured: list[Measurement]) -> None:
         ((1.0, 1.0), (1.1, 0.7), False),
         ((1.0, 1.0), (0.7, 1.1), False),
         ((1.0, 1.4), (1.3, 0.5), False),  # where the host is
+        ((0.6, 1.14), (0.63, 0.3), True),  # where that is a tie
         ((1.0, 10.0), (1.3, 5.0), True),
         ((10.0, 1.0), (5.0, 1.2), True),
         ((1.0, 1.0), (2.0, 2.0), False),
