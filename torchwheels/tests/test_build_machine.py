@@ -551,7 +551,21 @@ class Distribution:
 
 class Extension:
     def __init__(self, flags):
-        self.extra_compile_args = flags
+        self.extra_compile_args, self.include_dirs = flags, []
+
+
+class Generating(BuildExtension):
+    # Adds a folder once it has written into it, as that of pov-shuffle does.
+
+    def build_extension(self, extension):
+        extension.include_dirs.append("generated")
+        super().build_extension(extension)
+
+
+def include_late(use_ninja):
+    Distribution.ext_modules, extension = [], Extension([])
+    Generating(Distribution(), use_ninja=use_ninja).build_extension(extension)
+    return extension.include_dirs[0]
 
 
 def build(flags):
@@ -560,11 +574,11 @@ def build(flags):
 
 
 def by_ninja(source, flag):
-    Distribution.ext_modules = [Extension([flag])]
-    Distribution.ext_modules[0].sources = [source]
-    Distribution.ext_modules[0].include_dirs = ["include"]
-    ninja = BuildExtension(Distribution(), use_ninja=False).use_ninja
-    return ninja, *Distribution.ext_modules[0].include_dirs
+    Distribution.ext_modules = [extension] = [Extension([flag])]
+    extension.sources, extension.include_dirs = [source], ["include"]
+    command = BuildExtension(Distribution(), use_ninja=False)
+    command.build_extension(extension)
+    return command.use_ninja, *extension.include_dirs
 """
 
 
@@ -659,6 +673,11 @@ def test_architectures_of_a_project_in_its_flags_are_left_out(
     notice = "torchwheels: its setup asks nvcc for sm_75; it is built for 9.0\n"
     said = notice if theirs != kept else ""
     assert found == f"{said}{ ({'cxx': ['-O1'], 'nvcc': kept}) }"
+
+
+def test_a_folder_that_is_added_late_is_absolute_for_ninja(tmp_path: Path) -> None:
+    ask = "torch.utils.cpp_extension.include_late"
+    assert start(tmp_path, f"{ask}(True)") == f"{tmp_path}/generated"
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,17 @@ def test_undefined_symbol_is_found_and_demangled(
         imports(path, base)
 
 
+def test_the_first_words_of_an_exception_are_said(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    """Its last may be advice of the project's."""
+    data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    text = "raise ImportError('no luck with x\\n\\n  Try this:\\n  pip install x')"
+    path = tagged_for_this_python(finished(wheel(tmp_path, data, text=text)))
+    with pytest.raises(UserError, match=r"does not import: ImportError: no luck with x$"):
+        imports(path, base)
+
+
 def test_what_is_imported_is_of_the_wheel(
     compiler: str, tmp_path: Path, base: environments.Environment
 ) -> None:

@@ -113,11 +113,19 @@ def check_import(
         ends = f"it ends the process with exit code {code}"
         if code - 128 in {*signal.Signals}:
             ends = f"it dies of {signal.Signals(code - 128).name}"
-        last = (done.stderr.strip() or ends).splitlines()[-1]
+        last = _said(done.stderr) or ends
         readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)
         why = known(last)
         way_out = f": {why}" if why else explained(last, "import")
         raise RefusedError(f"{found.path.name} does not import: {readable}{way_out}")
+
+
+def _said(stderr: str) -> str:
+    """The first line of an exception's own words, which come behind its last frame; else the last line."""
+    lines = stderr.strip().splitlines()
+    frame = max((x for x, line in enumerate(lines) if line.startswith('  File "')), default=None)
+    behind = lines[-1:] if frame is None else lines[frame + 1 :]
+    return next((line for line in behind if line.strip() and not line[0].isspace()), "")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:

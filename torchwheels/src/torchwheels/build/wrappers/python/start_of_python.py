@@ -83,11 +83,11 @@ def change_build(command: Any) -> None:
     def __init__(self: Any, dist: Any, **options: Any) -> None:
         extensions = dist.ext_modules or ()
         ninja = all(map(is_for_ninja, extensions)) or options.get("use_ninja", True)
-        for extension in extensions if ninja else ():  # ninja runs in another folder
-            extension.include_dirs = [*map(os.path.abspath, extension.include_dirs)]
         make(self, dist, **{**options, "use_ninja": ninja})
 
     def build_extension(self: Any, extension: Any) -> None:
+        if self.use_ninja:  # which runs in another folder
+            extension.include_dirs = [*map(os.path.abspath, extension.include_dirs)]
         if SETTINGS["gencode"]:
             leave_out_architectures(extension)
         build_one(self, extension)
