@@ -22,7 +22,7 @@ from torchwheels.build.steps import libraries_of_requirements
 from torchwheels.errors import UserError
 from torchwheels.options import releases
 from torchwheels.system import machines
-from torchwheels.wheel import finish
+from torchwheels.wheel import finish, variants
 from torchwheels.wheel.contents import read
 
 HERE = machines.MACHINES[platform.machine()]
@@ -185,16 +185,22 @@ def test_label_keeps_the_projects_own_and_names_torch_where_it_matters(
     assert finished(built).name.split("-")[1] == label
 
 
-def test_modes_and_times_do_not_matter(compiler: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("modes", "kept"), [((0o644, 0o600), 0o644), ((0o755, 0o711), 0o755)])
+def test_of_modes_and_times_only_what_may_be_run_matters(
+    compiler: str, tmp_path: Path, modes: tuple[int, int], kept: int
+) -> None:
+    """A package may have a program beside its modules, which an installer lets run."""
     data = {"package/_C.so": library(compiler, tmp_path, CLASSIC)}
-    one = finished(wheel(tmp_path / "one", data, mode=0o644))
-    other = finished(wheel(tmp_path / "other", data, mode=0o700))
+    one, other = (finished(wheel(tmp_path / oct(x), data, mode=x)) for x in modes)
     assert one.read_bytes() == other.read_bytes()
-    with zipfile.ZipFile(one) as archive:
-        modes = {x.filename: x.external_attr >> 16 & 0o777 for x in archive.infolist()}
-    assert {name for name, mode in modes.items() if mode != 0o644} == {
-        "some_project-1.5+cpu.torch2.13.data/scripts/run"
-    }
+    variant = variants.write(read(one))
+    assert variant
+    for path in (one, variant):
+        with zipfile.ZipFile(path) as archive:
+            found = {x.filename: x.external_attr >> 16 & 0o777 for x in archive.infolist()}
+        (script,) = (x for x in found if ".data/scripts/" in x)
+        assert found.pop(script) == 0o755
+        assert {x for name, x in found.items() if ".dist-info/" not in name} == {kept}
 
 
 def test_record_is_right(compiler: str, tmp_path: Path) -> None:

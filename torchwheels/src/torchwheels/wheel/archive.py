@@ -24,6 +24,10 @@ _OF_TIMES_AND_USERS = re.compile(
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
+class Program(bytes):
+    """The contents of a file that may be run."""
+
+
 def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
     """The files in an archive. Raises ValueError if it is too large, or if streaming and central-directory readers
     would see different files.
@@ -44,7 +48,8 @@ def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
         if not entry.is_dir():
             with archive.open(entry) as file:
                 # No more than the archive says: without a limit, everything would be unpacked first.
-                files[entry.filename] = file.read(entry.file_size + 1)
+                data = file.read(entry.file_size + 1)
+            files[entry.filename] = Program(data) if entry.external_attr >> 16 & 0o111 else data
     return files
 
 
@@ -135,6 +140,7 @@ def write_wheel(path: Path, files: Mapping[str, bytes]) -> None:
             entry = zipfile.ZipInfo(name, _TIME)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3  # Unix, whose modes these are
-            mode = 0o755 if ".data/scripts/" in name else 0o644
+            is_program = isinstance(data, Program) or ".data/scripts/" in name
+            mode = 0o755 if is_program else 0o644
             entry.external_attr = (stat.S_IFREG | mode) << 16
             archive.writestr(entry, data)
