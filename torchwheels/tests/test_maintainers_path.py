@@ -64,6 +64,13 @@ def sources_with_tests(folder: Path, test: str) -> Path:
             1,
             (3, 1, 1),
         ),
+        (
+            "import pytest\n@pytest.mark.xfail\ndef test_fails(): assert 0\n"
+            "@pytest.mark.xfail\ndef test_passes(): pass",
+            False,
+            0,
+            (1, 0, 1),
+        ),
         ("def test_it(): pass", True, 4, None),
         ("import os\ndef test_passes(): pass\ndef test_ends(): os._exit(0)", False, 1, (0, 1, 0)),
     ],
@@ -102,6 +109,22 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, sha256(wheel))] if counts else [])
     assert (dist / MARK).is_file() == bool(counts)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("true && false", 1), ("cd tests && test -f test_it.py && test", 0), ("exit 7;", 7)],
+)
+def test_the_command_of_a_project_is_the_shells(
+    command: str, code: int, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = environments.Environment(Path(sys.prefix))
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
+    folder = sources_with_tests(tmp_path / "source", "")
+    options = project.Project(tests=project.Tests(paths=("tests",), command=command))
+    (tmp_path / "run").mkdir()
+    given = tmp_path / "run", folder, ["two words", "=", "two words"], False, tmp_path
+    assert testing.run_here(options, forge.target, *given) == code
 
 
 def test_a_record_is_of_the_file_that_was_tested(

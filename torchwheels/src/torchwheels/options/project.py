@@ -48,7 +48,7 @@ class Tests(Table, frozen=True):
     paths: tuple[str, ...] = ()
     """The files and folders of the sources that the tests need."""
     command: str = ""
-    """What runs the tests; empty: `python -m pytest` with these paths."""
+    """The shell's command that runs the tests; empty: `python -m pytest` with these paths."""
     require_gpu: str = ""
     """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
     network: bool = False

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -116,7 +115,9 @@ def run_here(
     variables |= {name: os.environ[name] for name in kept}
     if not target.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
+    command = ["python", "-m", "pytest", *tests.paths]
+    if tests.command:  # of a shell, as all that the options name
+        command = ["sh", "-ec", f'{tests.command} "$@"', "sh"]
     if require_gpu and tests.require_gpu:
         command.append(tests.require_gpu)
     elif require_gpu:
