@@ -214,6 +214,14 @@ def test_a_wheel_for_other_pythons_is_not_taken(forge: Forge, tmp_path: Path) ->
         testing.find_wheel(tmp_path / "dist", table.target("3.11-cpu"))
 
 
+def test_a_wheel_that_is_named_is_for_the_targets_python(forge: Forge, tmp_path: Path) -> None:
+    sources_with_tests(tmp_path / "source", "")
+    given = [str(tmp_path / "source"), "--target=3.12-cpu", f"--wheel={forge.wheel()}"]
+    said = r"^torchwheels: `--wheel` names tinyops-\S+, and 3\.12-cpu has Python 3\.12$"
+    with pytest.raises(SystemExit, match=said):
+        cli.main(["test", *given, "--backend=local"])
+
+
 @pytest.mark.parametrize(
     ("source", "project", "versions"),
     [

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -226,8 +227,11 @@ def test_another_machine_is_refused(tmp_path: Path, command: str, message: str) 
     (tmp_path / "pyproject.toml").write_text(table)
     (tmp_path / "setup.py").write_text("")
     given = [command, str(tmp_path), f"--target=3.11-cpu{there.suffix}", "--backend=local"]
-    (tmp_path / "x.whl").touch()
-    given += [f"--wheel={tmp_path / 'x.whl'}"] if command == "test" else []
+    if command == "test":
+        wheel = tmp_path / "x-1-py3-none-any.whl"
+        given.append(f"--wheel={wheel}")
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("x-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: x\n")
     with pytest.raises(
         SystemExit, match=f"3.11-cpu{there.suffix} is for {there.name}, .*: {message}"
     ):

@@ -263,6 +263,8 @@ def _test(given: argparse.Namespace) -> None:
     if given.wheel and not (given.wheel.is_file() and given.wheel.suffix == ".whl"):
         raise UserError(f"there is no wheel {given.wheel}: `--wheel` names the file to test")
     path = given.wheel or testing.find_wheel(given.dist, target, name, versions)
+    if given.wheel:
+        testing.check_wheel(path, target)
     options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:
         raise UserError(

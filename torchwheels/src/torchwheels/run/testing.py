@@ -53,6 +53,19 @@ def _serving(dist: Path, target: Target, project: str, versions: str) -> list[tu
     return [(each.path.name, each.name) for each in found if works_with(each, target)]
 
 
+def check_wheel(path: Path, target: Target) -> None:
+    """Raises an error where a wheel is not for the Python of `target`, before anything is installed for it."""
+    if not sandbox.call(_takes, path, target):
+        raise UserError(
+            f"`--wheel` names {path.name}, and {target.name} has Python {target.python}"
+        )
+
+
+def _takes(path: Path, target: Target) -> bool:
+    found = wheel.read(path)
+    return found.takes(target) and target.is_of(found.required_pythons)
+
+
 def works_with(found: Wheel, target: Target) -> bool:
     """Whether a wheel is for the Python, the CUDA and the torch of `target`, by what it holds and says."""
     built_in = (found.record or {}).get("target", "")
