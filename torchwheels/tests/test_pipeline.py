@@ -10,10 +10,11 @@ import pytest
 
 from forged_wheels import Forge
 from torchwheels import build, cli
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
+from torchwheels.run import pipeline
 from torchwheels.sources import Fetched
 
 TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
@@ -55,7 +56,10 @@ def test_a_failure_of_the_machine_ends_its_own_target_alone(
 
 
 def test_sources_without_the_project_are_said_before_anything_is_installed(
-    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[str] = []
 
@@ -66,15 +70,15 @@ def test_sources_without_the_project_are_said_before_anything_is_installed(
     monkeypatch.setattr(build, "build_wheel", build_wheel)
     command = ["build", str(own_project), f"--dist={tmp_path}", "--backend=local"]
     command.append("--target=3.11-cpu")
-    with pytest.raises(SystemExit, match=r"neither a setup\.py nor a pyproject\.toml in nowhere"):
+    with pytest.raises(SystemExit, match=f"^{BuildError.code}$"):
         cli.main([*command, "--subdirectory=nowhere"])
+    assert "neither a setup.py nor a pyproject.toml in nowhere" in capsys.readouterr().err
     table = own_project / "pyproject.toml"
     text = table.read_text()
     table.write_text(text.replace("[project]\n", "[project]\nrequires-python = '>=3.12'\n"))
-    with pytest.raises(
-        SystemExit, match=r"for Python >=3\.12, and 3\.11-cpu has .*: choose another"
-    ):
+    with pytest.raises(SystemExit, match=f"^{BuildError.code}$"):
         cli.main(command)
+    assert "for Python >=3.12, and 3.11-cpu has Python 3.11: choose" in capsys.readouterr().err
     assert not seen
     (tmp_path / "options.toml").write_text('before-build = "make"\n')
     with pytest.raises(SystemExit, match="it builds"):
@@ -131,6 +135,27 @@ def test_what_dist_has_is_not_built_again(
     (dist / "variants" / "x.whl").touch()
     cli.main(command)
     assert not built[6:]
+
+
+def test_the_wheel_of_the_sources_is_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else of its project `dist` has got since."""
+    source, dist = tmp_path / "tinyops", tmp_path / "dist"
+    source.mkdir(), dist.mkdir()
+    (source / "setup.py").touch()
+    (source / "pyproject.toml").write_text("[tool.torchwheels]\ntests = { command = 'true' }\n")
+    forge, tested = Forge(dist), []
+    monkeypatch.setattr(build, "build_wheel", lambda *_: forge.wheel())
+    monkeypatch.setattr(pipeline, "test", lambda *given, **_: tested.append(given[2].name))
+    given = [str(source), "--target=3.11-cpu", f"--dist={dist}", "--backend=local"]
+    cli.main(["build", *given])
+    forge.version = "2.0+cpu.torch2.13"
+    newer = forge.wheel()
+    cli.main(["test", *given])
+    (source / "setup.py").write_text("# of which there is no wheel")
+    cli.main(["test", *given])
+    assert tested == ["tinyops-1.0+cpu.torch2.13-cp311-cp311-manylinux_2_5_x86_64.whl", newer.name]
 
 
 def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(

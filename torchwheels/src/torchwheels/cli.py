@@ -256,7 +256,7 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
 
 
 def _test(given: argparse.Namespace) -> None:
-    options = _options(given)
+    whole = options = _options(given)
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name, versions = (options.name, "") if is_own else sources.named(given.source, given.name)
@@ -275,6 +275,9 @@ def _test(given: argparse.Namespace) -> None:
     files.check_writable(given.dist, "--dist")
     given_to = given.dist, engine, given.arguments, given.require_gpu
     with sources.fetched(given.source, given.name, options.subdirectory) as source:
+        if not given.wheel:  # that of these very sources, if there is one
+            order = Order(whole, whole.targets_to_build([target]), source, given.dist, engine)
+            path = next(order.tasks()).wheel or path
         pipeline.test(options, target, path, source.folder, *given_to)
 
 
