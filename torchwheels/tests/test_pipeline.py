@@ -180,7 +180,9 @@ def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
     assert {x.name for x in dist.iterdir()} == {*others}
 
 
-def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:
+def test_inputs_are_the_options_the_patches_and_constraints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "options.toml"
     (tmp_path / "x.patch").write_text("one")
     options = project.Project(patches=("x.patch",), file=file)
@@ -195,4 +197,10 @@ def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:
     }
     (tmp_path / "x.patch").write_text("two")
     others.add(kept.inputs(options, TARGETS[0], source, "local"))
-    assert len(others - {first}) == 5
+    constraint = tmp_path / "constraint.txt"
+    for name in ("UV_CONSTRAINT", "PIP_CONSTRAINT"):
+        monkeypatch.setenv(name, str(constraint))
+        for text in ("numpy<2", "numpy<1"):
+            constraint.write_text(f"{text}  # {name}")
+            others.add(kept.inputs(options, TARGETS[0], source, "local"))
+    assert len(others - {first}) == 9

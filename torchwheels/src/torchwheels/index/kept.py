@@ -12,7 +12,7 @@ from pathlib import Path
 from torchwheels import sources, wheel
 from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
-from torchwheels.options import Project, Target, minor
+from torchwheels.options import Project, Target, indexes, minor
 from torchwheels.sources import Fetched
 from torchwheels.system import MARK, as_json, files, marked, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import variants
@@ -30,6 +30,7 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
         [sha256(patch) for patch in patches if patch.is_file()],
         [target.name, target.torch, *project.architectures(target)],
         place,
+        indexes.constraints(),
         {name: os.environ.get(name) for name in variables},
         sources.hash_of_folder(Path(__file__).parents[1]),
     ]

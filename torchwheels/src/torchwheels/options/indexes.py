@@ -89,6 +89,14 @@ def uv_options() -> list[str]:
     return [f"--{key}" if key == "no-index" else f"--{key}={value}" for key, value in values]
 
 
+def constraints() -> list[str]:
+    """What constrains the versions of all that is installed: of each file the hash."""
+    said = [pip_settings("install").get("constraint", "")]
+    said += (os.environ.get(f"UV_{x}", "") for x in ("CONSTRAINT", "BUILD_CONSTRAINT", "OVERRIDE"))
+    named = [x for each in said for x in each.split()]
+    return [files.sha256(Path(x)) if Path(x).is_file() else x for x in named]
+
+
 def of_torch(label: str) -> str:
     """The index that TORCHWHEELS_TORCH_INDEX names for targets of that label; empty where it names none."""
     said = os.environ.get("TORCHWHEELS_TORCH_INDEX", "")
