@@ -90,7 +90,12 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
         ),
         *(
             (f'{FILES}index = "{x}"\n[[project]]\nsource = "x"', f"index is '{x}', but an address")
-            for x in ("htps://example.org/x", "ftp://example.org/x", "http:/example.org")
+            for x in (
+                "htps://example.org/x",
+                "ftp://example.org/x",
+                "http:/example.org",
+                "farm.toml",
+            )
         ),
         (
             'files = "https://example.org/{tag}?token=t0ken"\n[[project]]\nsource = "x"',
@@ -99,6 +104,10 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
         (
             f'{FILES}index = "https://example.org/x#y"\n[[project]]\nsource = "x"',
             "index has a query (`?`) or a fragment (`#`), but",
+        ),
+        (
+            f'{FILES}[[project]]\nsource = "."\nversions = 2',
+            "versions is 2, but a folder or an archive has one version",
         ),
         ("[", "is not TOML"),
     ],

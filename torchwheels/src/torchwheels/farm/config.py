@@ -92,9 +92,9 @@ def load(file: Path) -> Farm:
             f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
             "without one"
         )
-    if re.match(r"\w+:/", settings.index) and not settings.index.startswith(
-        ("http://", "https://")
-    ):
+    is_address = settings.index.startswith(("http://", "https://"))
+    is_other = re.match(r"\w+:/", settings.index) or (file.parent / settings.index).is_file()
+    if is_other and not is_address:
         raise UserError(
             f"{file}: index is {settings.index!r}, but an address of http:// or https://, or a folder, is expected"
         )
@@ -122,7 +122,12 @@ def _entry(table: dict[str, Any], farm: Settings, file: Path) -> Entry:
     if not source:
         raise UserError(f"{file}: a [[project]] has no `source`: {table}")
     where = f"{file}: the project {source}"
-    versions = _versions(given.pop("versions", NEWEST), f"{where}: versions")
+    said = given.pop("versions", NEWEST)
+    versions = _versions(said, f"{where}: versions")
+    if said != NEWEST and (file.parent / source).exists():
+        raise UserError(
+            f"{where}: versions is {said!r}, but a folder or an archive has one version"
+        )
     if near := difflib.get_close_matches("versions", given, n=1, cutoff=0.8):
         raise UserError(f"{where} has no option {near[0]!r}: did you mean 'versions'?")
     return Entry(project.of_file(given, file, where), versions)
