@@ -357,6 +357,25 @@ def test_nobody_has_passwords_without_a_home(monkeypatch: pytest.MonkeyPatch) ->
     assert indexes.passwords() is None
 
 
+def test_no_index_is_asked_where_pip_asks_none(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the folders in which it finds links."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://localhost:1/simple")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        UserError, match=r"^no index that pip is configured for has sources of some"
+    ):
+        sources.fetch("some-project==1.5", tmp_path / "copy")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    fetched = sources.fetch("some-project==1.5", tmp_path / "copy")
+    assert fetched.origin == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    with pytest.raises(UserError, match=r"^localhost does not answer"):
+        sources.fetch("some-project==1.5", tmp_path / "again")
+    assert indexes.uv_options() == []
+
+
 def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(UserError, match=r"127\.0\.0\.1 does not answer \(.*refused"):

@@ -537,6 +537,10 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
     kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
     asked = index_urls()
     finder = PackageFinder(session, index_urls=asked, **kind)  # type: ignore[arg-type]  # of unearth's own
+    if indexes.has_no_index(settings):
+        finder.sources.clear()
+    for place in settings.get("find-links", "").split():
+        finder.add_find_links(place)
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=asked)
     return finder
 

@@ -25,7 +25,8 @@ _OF_UV = {
 ADDRESS = r"(https?|file)://"
 """How that of an index begins."""
 _OF_PIP = re.compile(r"PIP_|XDG_|HOME$")
-_FLAGS = ("no-index", "no-binary", "only-binary")  # for which uv has no variables
+_FLAGS = ("no-binary", "only-binary")  # for which uv has no variables
+_TRUE = ("1", "y", "yes", "t", "true", "on")
 
 
 def pip_settings(command: str) -> dict[str, str]:
@@ -86,7 +87,12 @@ def uv_options() -> list[str]:
     """What else uv is told of pip's settings."""
     settings = pip_settings("install")
     values = ((key, x) for key in _FLAGS for x in settings.get(key, "").replace(",", " ").split())
-    return [f"--{key}" if key == "no-index" else f"--{key}={value}" for key, value in values]
+    return ["--no-index"] * has_no_index(settings) + [f"--{key}={value}" for key, value in values]
+
+
+def has_no_index(settings: Mapping[str, str]) -> bool:
+    """Whether pip asks none, but `find-links` alone."""
+    return settings.get("no-index", "").lower() in _TRUE
 
 
 def constraints() -> list[str]:
