@@ -220,6 +220,10 @@ def test_a_wheel_that_is_named_is_for_the_targets_python(forge: Forge, tmp_path:
     said = r"^torchwheels: `--wheel` names tinyops-\S+, and 3\.12-cpu has Python 3\.12$"
     with pytest.raises(SystemExit, match=said):
         cli.main(["test", *given, "--backend=local"])
+    (tmp_path / "source" / "setup.py").write_text("setup(\n    name='other',\n)")
+    said = r"^torchwheels: `--wheel` names tinyops-\S+, and the sources are those of other$"
+    with pytest.raises(SystemExit, match=said):
+        cli.main(["test", *given, "--backend=local"])
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,9 @@ def test_a_wheel_that_is_named_is_for_the_targets_python(forge: Forge, tmp_path:
         ("tinyops @ git+https://localhost/other@v1", "tinyops", ""),
         ("git+https://localhost/other@v1", "", ""),
         (".", "", ""),
+        ("of_setup", "tiny-ops", ""),
+        ("of_extension", "", ""),
+        ("of_table", "tiny-ops", ""),
     ],
 )
 def test_a_test_takes_the_wheel_of_the_project_that_is_named(
@@ -244,6 +251,13 @@ def test_a_test_takes_the_wheel_of_the_project_that_is_named(
 
     monkeypatch.setattr(testing, "find_wheel", find)
     monkeypatch.chdir(tmp_path)
+    for folder, file, text in (
+        ("of_setup", "setup.py", "setup(name='Tiny_Ops')"),
+        ("of_extension", "setup.py", "Extension(\n    name='_C',\n)\nsetup(**options)"),
+        ("of_table", "pyproject.toml", "[project]\nname = 'tiny-ops'\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(text)
     with pytest.raises(SystemExit, match="enough"):
         cli.main(["test", source, "--target=3.11-cpu", "--backend=local"])
     assert asked[2:] == [project, versions]

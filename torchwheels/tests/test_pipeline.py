@@ -120,7 +120,7 @@ def test_what_dist_has_is_not_built_again(
     said = capsys.readouterr().out
     first = min(dist.glob("*.whl"))
     assert f"torchwheels: 2 targets, 1 of which {dist} has\n" in said
-    assert f"torchwheels: 3.11-cpu: {first.name}, kept\n" in said
+    assert f"torchwheels: 3.11-cpu: {first.name}, kept (delete it to have it built again)\n" in said
     (source / "setup.py").write_text("# changed")
     cli.main(command)
     assert built[2:] == ["3.11-cpu", "3.12-cpu"]

@@ -258,13 +258,12 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
 def _test(given: argparse.Namespace) -> None:
     whole = options = _options(given)
     target = options.releases.target(given.target)
-    is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
-    name, versions = (options.name, "") if is_own else sources.named(given.source, given.name)
+    name, versions = sources.named(given.source, given.name, options.subdirectory)
     if given.wheel and not (given.wheel.is_file() and given.wheel.suffix == ".whl"):
         raise UserError(f"there is no wheel {given.wheel}: `--wheel` names the file to test")
     path = given.wheel or testing.find_wheel(given.dist, target, name, versions)
     if given.wheel:
-        testing.check_wheel(path, target)
+        testing.check_wheel(path, target, name)
     options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:
         raise UserError(

@@ -82,10 +82,14 @@ def is_elsewhere(source: str) -> bool:
     return False
 
 
-def named(source: str, name: str = "") -> tuple[str, str]:
-    """The normalised name of the project that a source names, and of which versions; nothing where it names a place."""
+def named(source: str, name: str, subdirectory: str) -> tuple[str, str]:
+    """The normalised name of the project that a source is of, and of which versions; nothing where it says neither."""
+    place = files.expanded(source)
+    if place.is_dir():  # of a setup.py only what is its own name for certain
+        patterns = {**_NAMES, "setup.py": r"""\bsetup\(\s*name *= *["']([\w.-]+)["']"""}
+        name = name or _said(place / subdirectory, patterns)
     with contextlib.suppress(InvalidRequirement):
-        if not (name or source.startswith("git+") or files.expanded(source).exists()):
+        if not (name or source.startswith("git+") or place.exists()):
             requirement = Requirement(source)
             return canonicalize_name(requirement.name), str(requirement.specifier)
     return canonicalize_name(name), ""
@@ -253,15 +257,19 @@ def empty_submodules(folder: Path) -> list[str]:
     return sorted(found)
 
 
+_NAMES = {
+    "PKG-INFO": r"^Name: *(\S+)",
+    "pyproject.toml": r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)""",
+}
+
+
 def name_of(folder: Path, source: str) -> str:
     """The normalised name of the project in `folder`: what it says of itself, else the last part of `source`."""
-    patterns = {
-        "PKG-INFO": r"^Name: *(\S+)",
-        "pyproject.toml": r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)""",
-        # With dots, or after such a constant, a name is an extension's.
-        "setup.py": r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']""",
-    }
-    said = _said(folder, patterns) or source.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    # With dots, or after such a constant, a name is an extension's.
+    setup = r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""
+    said = _said(folder, {**_NAMES, "setup.py": setup}) or source.rstrip("/").rpartition("/")[
+        2
+    ].removesuffix(".git")
     return canonicalize_name(said)
 
 

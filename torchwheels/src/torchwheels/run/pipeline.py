@@ -44,7 +44,8 @@ class Task:
         if self.error:
             return f"{self.target.name}: FAILED after {took}: {processes.explained(self.error)}"
         assert self.wheel
-        return f"{self.target.name}: {self.wheel.name}, {took if self.seconds else 'kept'}"
+        kept = "kept (delete it to have it built again)"
+        return f"{self.target.name}: {self.wheel.name}, {took if self.seconds else kept}"
 
 
 @dataclass(frozen=True)

@@ -53,17 +53,21 @@ def _serving(dist: Path, target: Target, project: str, versions: str) -> list[tu
     return [(each.path.name, each.name) for each in found if works_with(each, target)]
 
 
-def check_wheel(path: Path, target: Target) -> None:
-    """Raises an error where a wheel is not for the Python of `target`, before anything is installed for it."""
-    if not sandbox.call(_takes, path, target):
-        raise UserError(
-            f"`--wheel` names {path.name}, and {target.name} has Python {target.python}"
-        )
+def check_wheel(path: Path, target: Target, project: str) -> None:
+    """Raises an error where a wheel is of another project, or not for the Python of `target`, before anything is
+    installed for it.
+    """
+    if other := sandbox.call(_other, path, target, project):
+        raise UserError(f"`--wheel` names {path.name}, {other}")
 
 
-def _takes(path: Path, target: Target) -> bool:
+def _other(path: Path, target: Target, project: str) -> str:
     found = wheel.read(path)
-    return found.takes(target) and target.is_of(found.required_pythons)
+    if project not in ("", found.name):
+        return f"and the sources are those of {project}"
+    if not (found.takes(target) and target.is_of(found.required_pythons)):
+        return f"and {target.name} has Python {target.python}"
+    return ""
 
 
 def works_with(found: Wheel, target: Target) -> bool:

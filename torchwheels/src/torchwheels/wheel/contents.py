@@ -105,7 +105,7 @@ class Wheel:
         try:
             text = self.files[f"{self.dist_info}/{BUILD_RECORD}"]
             return msgspec.json.decode(text, type=dict[str, Any])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, RecursionError):
             return None
 
     @functools.cached_property
