@@ -239,10 +239,10 @@ def _copy_commits(folder: Path, into: Path) -> None:
     ):
         _git(command, f"copy the commits of {folder}, of which its version may come")
     # git knows the files there that it will commit here, and looks which of them have changed.
-    listed = "\0".join(_ask_git(folder, "ls-files", "--stage", "-z"))
-    for words, given in ((["-z", "--index-info"], listed), (["-q", "--refresh"], "")):
-        command, data = ["git", *inside, "update-index", *words], os.fsencode(given)
-        subprocess.run(command, input=data, stdout=subprocess.DEVNULL, env=_variables())
+    listed = os.fsencode("\0".join(_ask_git(folder, "ls-files", "--stage", "-z")))
+    update = ["git", *inside, "update-index"]
+    subprocess.run([*update, "-z", "--index-info"], input=listed, env=_variables(), check=True)
+    subprocess.run([*update, "-q", "--refresh"], stdout=subprocess.DEVNULL, env=_variables())
 
 
 def empty_submodules(folder: Path) -> list[str]:

@@ -96,7 +96,7 @@ def check_import(
         for name, library in found.libraries.items()
         if ".libs/" not in name and not library.is_program
     ]
-    own = {PurePosixPath(found.installed(x)[1]).parts[0].partition(".")[0] for x in found.files}
+    own = {re.split("[/.]", found.installed(x)[1])[0] for x in found.files}
     if modules and own.isdisjoint(x.partition(".")[0] for x in modules):
         named = f"the option `import` names {' and '.join(modules)}"
         raise UserError(f"{named}, of which {found.path.name} has none: name what is in it")
