@@ -65,6 +65,7 @@ PROJECTS = {
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
     "dbscan-torch": Foreign("0.2.0", "pins torch"),
     "dcnv4": Foreign("1.0.0.post2", "CUDA only, asks for a GPU"),
+    "deformops": Foreign("3.0.1", "stable ABI"),
     "diso": Foreign("0.1.4", "CUDA only"),
     "eden-simple-knn": Foreign("0.1.0a1", "compiles when it is used"),
     "extension-cpp": Foreign(
@@ -77,6 +78,8 @@ PROJECTS = {
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fpscan": Foreign("0.1.2", "CUDA only"),
+    "frame-analytics": Foreign("0.7.0", "loaded by ctypes, not told to compile"),
+    "fused-lncc": Foreign("0.1.0", ""),
     "fused-ssim": Foreign(
         "git+https://github.com/rahul-goel/fused-ssim@0ac916a05f48f8e477dc8ce1651a346b65ce2072",
         "architectures of its own",
@@ -99,11 +102,13 @@ PROJECTS = {
         "git+https://github.com/erikwijmans/Pointnet2_PyTorch@b5ceb6d9ca0467ea34beb81023f96ee82228f626",
         "a subfolder, sets architectures",
     ),
+    "pov-shuffle": Foreign("0.1.4", "writes a header when its build runs"),
     "quartic-bspline-extension": Foreign("0.3.0", "CUDA where it finds a GPU, incomplete archive"),
     "quad-iou": Foreign("0.2.0", ""),
     "quad-iou-fixed": Foreign("0.2.2", "abi3"),
     "rosa-torch-native": Foreign("0.4.0", "pybind11, not torch's build code"),
     "rotary-emb": Foreign("0.5.2", "architectures and a platform of its own"),
+    "serron": Foreign("0.5.1", "scikit-build-core, GPU code among its constants"),
     "simple-knn": Foreign(
         "git+https://github.com/camenduru/simple-knn@60f461f4a56b7967e5d8045bf92f8c33f36976d0",
         "CUDA only",
@@ -147,7 +152,7 @@ OF_A_RUN = ("device", "passed", "failed", "skipped")
 OF_A_VALUE = ("device", "what", "difference", "right")
 MINUTES = "--minutes="
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
-KEPT = re.compile(r"^torchwheels: \S+: (\S+\.whl), kept$", re.MULTILINE)
+KEPT = re.compile(r"^torchwheels: \S+: (\S+\.whl), kept\b", re.MULTILINE)
 # ninja's and CMake's.
 PROGRESS = re.compile(r"^\[ *(\d+(?:/\d+|%))\]", re.MULTILINE)
 # The sentence and the lines that belong to it, without those that only this machine understands.
