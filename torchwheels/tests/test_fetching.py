@@ -520,6 +520,27 @@ def test_commands_that_a_repository_names_do_not_run(
         sources.fetch(str(tmp_path / "x"), tmp_path / "again")
 
 
+def test_a_repository_fetches_nothing(tmp_path: Path) -> None:
+    """What a partial clone lacks comes by a command that its settings name."""
+    folder = tmp_path / "x"
+    repository(folder, **{"setup.py": ""})
+    git = ["git", "-C", str(folder)]
+    tree = subprocess.check_output([*git, "rev-parse", "HEAD^{tree}"], text=True).strip()
+    (folder / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    (folder / ".git" / "index").unlink()
+    for name, value in (
+        ("core.repositoryFormatVersion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.url", str(folder)),
+        ("remote.origin.uploadpack", f"touch {tmp_path}/run; git-upload-pack"),
+    ):
+        subprocess.run([*git, "config", name, value], check=True)
+    with pytest.raises(UserError, match=r"^git refuses to read \S+/x: .*: mend it, or remove its"):
+        sources.fetch(str(folder), tmp_path / "copy")
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_git_will_commit_is_of_the_copy(tmp_path: Path) -> None:
     """setuptools-scm packs the files that git knows, a new one among them."""
     repository(tmp_path / "x", **{"setup.py": "", "old.txt": ""})

@@ -191,7 +191,8 @@ def _ask_git(folder: Path, *words: str, is_part: bool = False) -> list[str]:
     if shutil.which("git") is None:
         why = "says which of its files belong to the sources: install git"
         raise UserError(f"{folder} is of a repository, and git, which is not on PATH, {why}")
-    variables = {**_variables(), "LC_ALL": "C"}
+    # What a partial clone lacks would be fetched by a command that its settings name.
+    variables = {**_variables(), "LC_ALL": "C", "GIT_ALLOW_PROTOCOL": "none"}
     if not is_part:  # in its place it would take a repository around it
         variables["GIT_CEILING_DIRECTORIES"] = str(folder.resolve().parent)
 
@@ -414,8 +415,9 @@ def _clone(source: str, into: Path) -> Fetched:
 
 
 def _variables() -> dict[str, str]:
-    """Those of git, which works on the repository that a command names."""
-    return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+    """Those of git, which works on the repository that a command names, and with what that has."""
+    own = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+    return {**own, "GIT_NO_LAZY_FETCH": "1"}
 
 
 def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
