@@ -65,7 +65,6 @@ PROJECTS = {
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
     "dbscan-torch": Foreign("0.2.0", "pins torch"),
     "dcnv4": Foreign("1.0.0.post2", "CUDA only, asks for a GPU"),
-    "deformops": Foreign("3.0.1", "stable ABI"),
     "diso": Foreign("0.1.4", "CUDA only"),
     "eden-simple-knn": Foreign("0.1.0a1", "compiles when it is used"),
     "extension-cpp": Foreign(
@@ -79,7 +78,6 @@ PROJECTS = {
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fpscan": Foreign("0.1.2", "CUDA only"),
     "frame-analytics": Foreign("0.7.0", "loaded by ctypes, not told to compile"),
-    "fused-lncc": Foreign("0.1.0", ""),
     "fused-ssim": Foreign(
         "git+https://github.com/rahul-goel/fused-ssim@0ac916a05f48f8e477dc8ce1651a346b65ce2072",
         "architectures of its own",
