@@ -19,7 +19,7 @@ from conftest import ROOT, version_of_torch
 from forged_wheels import LIBRARY, Forge
 from torchwheels import cli, environments
 from torchwheels.audit import reports
-from torchwheels.errors import RefusedError, UserError
+from torchwheels.errors import RefusedError, TestsError, UserError
 from torchwheels.index import site
 from torchwheels.index.kept import kept_if_refused, publish
 from torchwheels.options import project, releases
@@ -146,6 +146,24 @@ def test_a_record_is_of_the_file_that_was_tested(
     cli.pipeline.test(options, forge.target, wheel, source, tmp_path / "dist", None)
     (record,) = (tmp_path / "dist" / "tests").glob("*/*.json")
     assert json.loads(record.read_text())["sha256"] == tested
+
+
+def test_tests_that_take_too_long_have_failed(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a run that passed, for an index."""
+    wheel, source = forge.wheel(), sources_with_tests(tmp_path / "source", "")
+    options = project.load(source / "pyproject.toml")
+
+    def run_here(*_: object) -> int:
+        raise TestsError(testing.too_long(options))
+
+    monkeypatch.setattr(testing, "install", lambda *_: None)
+    monkeypatch.setattr(testing, "run_here", run_here)
+    with pytest.raises(TestsError, match=r"^the tests took more than 60 minutes"):
+        cli.pipeline.test(options, forge.target, wheel, source, wheel.parent, None)
+    with pytest.raises(UserError, match=r"its tests failed in 3\.11-cpu$"):
+        site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
 @pytest.mark.parametrize("paths", ['"tests"', '"tests/test_it.py", ".", "tests"'])

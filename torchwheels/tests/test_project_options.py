@@ -274,6 +274,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "repair = 'cp {wheels} {dest}'",
             "repair is set to 'cp {wheels} {dest}': it may hold {wheel}, ",
         ),
+        ("[tests]\ncommand = ' # none'", "tests: command has ' # none', but a command is expected"),
         (
             "[tests]\ncommand = 'echo \"x'",
             "tests: command has 'echo \"x', but a command is expected",

@@ -749,6 +749,12 @@ def test_size_over_the_budget(forge: Forge) -> None:
             "its metadata show a password or a token in Project-URL: have its setup leave it out",
         ),
         ("Name:", "Home-page: https://of.nobody/@me\nName:", None),
+        (
+            "Name:",
+            'Requires-Dist: torch==2.4.0; platform_system == "Linux"\nName:',
+            'its metadata require torch==2.4.0 where platform_system == "Linux", but 3.11-cpu has torch 2.13.0',
+        ),
+        ("Name:", 'Requires-Dist: torch==2.4.0; python_version < "3"\nName:', None),
         # Of setuptools until 76.
         ("Metadata-Version: 2.4", "Metadata-Version: 2.1\nLicense-File: LICENSE", None),
         (

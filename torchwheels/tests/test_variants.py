@@ -130,11 +130,12 @@ def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
     assert variant
     said = reports.write_report(wheel, project.Project())["variant"]
     assert (said["wheel"], said["label"], said["properties"]) == (variant.name, "null", {})
+    whole = variant.read_bytes()
     with zipfile.ZipFile(variant, "a") as archive:
         archive.writestr("more", "")
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
         reports.read_reports(tmp_path, project.Project())
-    for spoiled in (variant.read_bytes(), b"text"):
+    for spoiled in (variant.read_bytes(), whole + b"x", b"text"):
         variant.write_bytes(spoiled)
         with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
             reports.write_report(wheel, project.Project())

@@ -44,6 +44,8 @@ _OF_A_REPOSITORY = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE",
 )  # fmt: skip
 
+_NAME = r"[A-Za-z0-9][\w.-]*"  # of a project
+
 # Not the @ behind a user's name.
 _COMMIT = re.compile(r"git\+((?:\w+://[^/]*/|[^/-][^/]*:(?!//)|[./]).*)@([^@:-][^@:]*)")
 
@@ -72,7 +74,8 @@ def parts(source: str) -> tuple[str, str, str]:
         return source, "", ""
     source, _, fragment = source.partition("#")
     said = parse_qs(fragment)
-    return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
+    name, folder = said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
+    return source, name if re.fullmatch(_NAME, name) else "", folder
 
 
 def is_elsewhere(source: str) -> bool:
@@ -259,7 +262,7 @@ def empty_submodules(folder: Path) -> list[str]:
 
 
 _NAMES = {
-    "PKG-INFO": r"^Name: *(\S+)",
+    "PKG-INFO": rf"^Name: *({_NAME})\s*$",
     "pyproject.toml": r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)""",
 }
 
@@ -315,11 +318,13 @@ def hash_of_folder(folder: Path) -> str:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
             if _is_own(path, folder):
-                content = sha256(path)
+                content = sha256(path) + " may be run" * bool(path.stat().st_mode & 0o111)
             else:  # it may be endless, and is not read
                 size = path.stat().st_size
                 content = f"{path.readlink()} {size} {size and path.stat().st_mtime_ns}"
             digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
+        elif path.is_symlink():  # to a folder, which is not read through it
+            digest.update(os.fsencode(f"{path.relative_to(folder)} -> {path.readlink()}\n"))
     return digest.hexdigest()
 
 

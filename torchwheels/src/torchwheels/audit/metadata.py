@@ -142,6 +142,11 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     for each in said.requires_dist or []:
         if each.url and (each.marker is None or each.marker.evaluate(here)):
             yield f"its metadata require {each.name} from an address, which no index shall have"
+        torch, where = expectation.target.torch, each.marker
+        is_of_torch = where and canonicalize_name(each.name) == "torch" and where.evaluate(here)
+        if is_of_torch and not each.specifier.contains(torch, prereleases=True):
+            of = f"torch{each.specifier} where {where}"
+            yield f"its metadata require {of}, but {expectation.target.name} has torch {torch}"
     for field in _WITH_ADDRESSES:
         if any(masked(str(x)) != str(x) for x in wheel.metadata.get_all(field) or []):
             yield f"its metadata show a password or a token in {field}: have its setup leave it out"

@@ -87,7 +87,8 @@ def forget_refused(dist: Path, target: Target, name: str) -> None:
     """Removes the refused wheels that earlier builds of the project `name` for `target` left."""
     version = rf"[^-+]+(\+{target.label}(\.torch{minor(target.torch)})?)?"
     abi = rf"(abi3|none|cp{target.python.replace('.', '')})"
-    form = re.compile(rf"{name.replace('-', '[-_.]')}-{version}-[^-]+-{abi}-[^-]+", re.IGNORECASE)
+    project = "[-_.]".join(map(re.escape, name.split("-")))
+    form = re.compile(rf"{project}-{version}-[^-]+-{abi}-[^-]+", re.IGNORECASE)
     for file in dist.glob("*.whl.refused"):
         if form.fullmatch(file.name):
             file.unlink()

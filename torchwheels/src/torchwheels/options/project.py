@@ -464,7 +464,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "release": ("a known CUDA version, such as '13.0', is", lambda x: x in releases.load().cudas),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
-    "command": ("a command is", shlex.split),
+    "command": ("a command is", lambda text: bool(shlex.split(text, comments=True))),
     "pythons": ("a Python such as '3.12' or '3.14t' is", _like(r"3\.\d+t?")),
     "cuda": ("a version such as '13.0' is", _like(r"\d+\.\d+")),
     "architectures": ("a compute capability such as '9.0' is", _like(releases.ARCHITECTURE)),

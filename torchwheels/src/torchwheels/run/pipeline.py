@@ -121,14 +121,18 @@ def test(
     with scratch() as folder:
         # A build may put another file in its place before the tests end.
         wheel = Path(shutil.copyfile(wheel, folder / wheel.name))
-        asked = arguments, require_gpu, folder
-        if engine:
-            code = containers.run_tests(engine, options, target, wheel, source, *asked)
-        else:
-            testing.install(options, target, wheel, folder)
-            print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
-            code = testing.run_here(options, target, folder, source, *asked)
-        testing.keep_record(folder, wheel, target, dist, code, bool(options.tests.command))
+        asked, kept = (arguments, require_gpu, folder), (folder, wheel, target, dist)
+        try:
+            if engine:
+                code = containers.run_tests(engine, options, target, wheel, source, *asked)
+            else:
+                testing.install(options, target, wheel, folder)
+                print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
+                code = testing.run_here(options, target, folder, source, *asked)
+        except TestsError:  # they took too long
+            testing.keep_record(*kept, TestsError.code, own_command=True)
+            raise
+        testing.keep_record(*kept, code, bool(options.tests.command))
     if code:
         raise TestsError(f"the tests of {wheel.name} fail in {target.name} (exit code {code})")
 

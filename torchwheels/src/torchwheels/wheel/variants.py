@@ -18,7 +18,7 @@ from urllib.parse import quote
 from torchwheels.errors import UserError
 from torchwheels.options import sm
 from torchwheels.system import as_json
-from torchwheels.wheel.archive import metadata_of, renamed, with_record, write_wheel
+from torchwheels.wheel.archive import metadata_of, renamed, unpack, with_record, write_wheel
 from torchwheels.wheel.contents import Wheel
 
 _SCHEMA = "https://variants-schema.wheelnext.dev/peps/825/v0.1.1.json"
@@ -126,7 +126,7 @@ def check(variant: Variant, labelled: Path) -> bool:
         if one_torch(variant.path) != one_torch(labelled):
             return False
         with zipfile.ZipFile(variant.path) as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
+            files = unpack(archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError):
         files = {}  # it is no wheel at all
     info = variant.path.name.split("-")[:2]
