@@ -150,7 +150,7 @@ OF_A_RUN = ("device", "passed", "failed", "skipped")
 OF_A_VALUE = ("device", "what", "difference", "right")
 MINUTES = "--minutes="
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
-KEPT = re.compile(r"^torchwheels: \S+: (\S+\.whl), kept\b", re.MULTILINE)
+KEPT = re.compile(r"^torchwheels: \S+: (\S+\.whl), kept \(.+\)$", re.MULTILINE)
 # ninja's and CMake's.
 PROGRESS = re.compile(r"^\[ *(\d+(?:/\d+|%))\]", re.MULTILINE)
 # The sentence and the lines that belong to it, without those that only this machine understands.

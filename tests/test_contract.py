@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -471,17 +472,19 @@ def test_autocast(dtype: torch.dtype, name: str, device: str) -> None:
     if does_work(program, modules[1]):
         assert_same(modules, program, rtol=0.05, atol=0.05)
     other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
-    inputs = [input.to(other)]
+
+    def run(module: Any, input: Any) -> Any:
+        with torch.autocast(device, dtype):
+            return module(input)
+
+    assert_same(modules, partial(run, input=input.to(other)), rtol=0.05, atol=0.05)
     if name in LAYERS:
-        inputs += [input[:, 0], pack_padded_sequence(input, [TIME, TIME - 1, 1])]
-    for each in inputs:
-
-        def run(module: Any, each: Any = each) -> Any:
-            with torch.autocast(device, dtype):
-                return module(each)
-
-        if does_work(run, modules[1]):
-            assert_same(modules, run, rtol=0.05, atol=0.05)
+        for each in (input[:, 0], pack_padded_sequence(input, [TIME, TIME - 1, 1])):
+            of_each = partial(run, input=each)
+            if does_work(
+                of_each, modules[1]
+            ):  # torch has no LSTM in float16 without a batch on a CPU
+                assert_same(modules, of_each, rtol=0.05, atol=0.05)
 
 
 @by_module

@@ -308,12 +308,12 @@ def _index(given: argparse.Namespace) -> None:
 
 def _merge(given: argparse.Namespace) -> None:
     files.check_writable(given.dist, "--dist")
-    copied = kept.merge(given.folder, given.dist)
-    if not any(path.parent == given.dist and path.suffix == ".whl" for path in copied):
+    if all(folder.is_dir() and not wheels_in(folder) for folder in given.folder):
         named = " and ".join(map(str, given.folder))
         raise UserError(
             f"there is no wheel in {named}: name the folders in which builds left wheels"
         )
+    copied = kept.merge(given.folder, given.dist)
     print(f"torchwheels: put {len(copied)} files into {given.dist}", flush=True)
 
 

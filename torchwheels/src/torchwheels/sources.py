@@ -271,10 +271,8 @@ def name_of(folder: Path, source: str) -> str:
     """The normalised name of the project in `folder`: what it says of itself, else the last part of `source`."""
     # With dots, or after such a constant, a name is an extension's.
     setup = r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""
-    said = _said(folder, {**_NAMES, "setup.py": setup}) or source.rstrip("/").rpartition("/")[
-        2
-    ].removesuffix(".git")
-    return canonicalize_name(said)
+    last = source.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    return canonicalize_name(_said(folder, {**_NAMES, "setup.py": setup}) or last)
 
 
 def pythons_of(folder: Path) -> SpecifierSet:

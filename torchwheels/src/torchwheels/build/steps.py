@@ -134,11 +134,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     found = _built(place, variables)
     if not found.libraries:
         raise place.failed(
-            "its setup has compiled nothing: one that compiles for CUDA alone needs such a target, one that looks"
-            " for a GPU the option `pretend-gpu`, one of another folder of these sources the option "
+            "its setup has compiled nothing: one that compiles for CUDA alone needs such a target, one that looks "
+            "for a GPU the option `pretend-gpu`, one of another folder of these sources the option "
             "`subdirectory`, one that a variable must tell to compile the option `environment`, and one that "
-            "compiles when it is used, or is of Python alone, no wheel for each torch: `pip wheel` makes its one;"
-            " an archive on PyPI may lack what is compiled, which its repository has"
+            "compiles when it is used, or is of Python alone, no wheel for each torch: `pip wheel` makes its one; "
+            "an archive on PyPI may lack what is compiled, which its repository has"
         )
     _check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     tools = place.compiler.version, place.toolkit.version if place.toolkit else None

@@ -130,7 +130,7 @@ def test(
                 print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
                 code = testing.run_here(options, target, folder, source, *asked)
         except TestsError:  # they took too long
-            testing.keep_record(*kept, TestsError.code, own_command=True)
+            testing.keep_record(*kept, 1)
             raise
         testing.keep_record(*kept, code, bool(options.tests.command))
     if code:
