@@ -351,7 +351,10 @@ def test_a_foreign_project_that_fails_leaves_its_reason(
 @pytest.mark.parametrize(
     ("printed", "said"),
     [
-        ("3.11-cpu: quad_iou-0.2.0-py3-none-any.whl, kept", "has quad_iou-.*whl: remove it"),
+        (
+            "3.11-cpu: quad_iou-0.2.0-py3-none-any.whl, kept (delete it to have it built again)",
+            "has quad_iou-.*whl: remove it",
+        ),
         ("stopped; /cache keeps what the next build can use", "stopped, so the row of quad-iou"),
     ],
 )
