@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,3 +348,28 @@ def test_gradients_of_a_compiled_cell_are_not_cast(device: str) -> None:
     for dtype in AUTOCAST_DTYPES:
         with torch.autocast(device, dtype):
             assert_same(torch.autograd.grad(results, leaves, towards, retain_graph=True), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_parameters_of_a_layer_are_cast_by_one_kernel(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the input is: the host takes longer to launch the casts than the GPU for the layer."""
+    monkeypatch.setenv("EXTOPS_CHOICES", "extops")
+    model = extops.accelerate(torch.nn.LSTM(16, 32, num_layers=2).cuda().eval())
+    input = torch.randn(5, 4, 16, device="cuda", dtype=dtype)
+
+    def kernels(model: torch.nn.Module, input: Tensor) -> int:
+        model(input)  # which loads them
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            model(input)
+            torch.cuda.synchronize()
+        return sum(x.count for x in profile.key_averages() if x.device_time_total > 0)
+
+    with torch.no_grad():
+        with torch.autocast("cuda", torch.bfloat16):
+            number = kernels(model, input)
+        of_layers = kernels(copy.deepcopy(model).half(), input.half())
+    assert of_layers > 0
+    assert number - of_layers == 1 + (dtype is torch.bfloat16)

@@ -487,6 +487,24 @@ def test_autocast(dtype: torch.dtype, name: str, device: str) -> None:
                 assert_same(modules, of_each, rtol=0.05, atol=0.05)
 
 
+@by_device
+@by_module
+@pytest.mark.parametrize("region", ["of another device", "of float64"])
+def test_autocast_that_casts_nothing(region: str, name: str, device: str) -> None:
+    others = {"cpu": "cuda", "cuda": "cpu"}
+    dtype = torch.float64 if region == "of float64" else torch.float32
+    modules = [module.to(dtype) for module in pair(name, device)]
+    input = input_of(name, device).to(dtype)
+
+    def program(module: Any) -> Any:
+        with torch.autocast(device if dtype is torch.float64 else others[device], torch.bfloat16):
+            results = module(input)
+        return results, gradients_of(results, module.parameters())
+
+    tolerance = {"rtol": 0.01, "atol": 0.001} if dtype is torch.float32 else {}  # of TF32
+    assert_same(modules, program, **tolerance)
+
+
 @by_module
 def test_transforms(name: str) -> None:
     modules, input = pair(name), input_of(name)

@@ -88,7 +88,10 @@ class _Accelerated(rnn.LikeTorchs):
             return self.torchs.forward(self, input, hx)
         rows = input if kind is Tensor else input.data
         try:
-            grad, quick = _quick_key(rows)
+            # Calls that torch's forward serves are found by so much of a key. It asks for little: after a wait for the
+            # GPU each question takes the host a microsecond or two.
+            grad = _is_grad_enabled()
+            quick: Any = (grad, rows.shape, rows.dtype, _is_autocasting())
             if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
                 return self.torchs.forward(self, input, hx)
             # All that a choice depends on and that may change from call to call.
@@ -144,7 +147,8 @@ class _AcceleratedCell(_Accelerated):
             return self._forward_of_torchs(input, hx)
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
-        grad, quick = _quick_key(input)
+        grad = _is_grad_enabled()
+        quick = (grad, input.shape, input.dtype, _is_autocasting())
         if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
             return self.torchs.forward(self, input, hx)
         key = (
@@ -154,14 +158,6 @@ class _AcceleratedCell(_Accelerated):
             input.is_cuda and _allows_tf32(),
         )
         return _serve(self, input, hx, quick, key)
-
-
-def _quick_key(rows: Tensor) -> tuple[bool, Any]:
-    """Whether gradients are recorded; and so much of a key that calls which torch's forward serves are found by it. It
-    asks for little: after a wait for the GPU each question takes the host a microsecond or two.
-    """
-    grad = _is_grad_enabled()
-    return grad, (grad, rows.shape, rows.dtype, _is_autocasting())
 
 
 def _sizes_of_packed(packed: Any) -> tuple[int, ...]:
@@ -378,7 +374,8 @@ class _Call(NamedTuple):
         if is_layer:
             if not module.__dict__.keys().isdisjoint(_METHODS):
                 return None
-            module._update_flat_weights()
+            if not _are_its_weights(module):
+                module._update_flat_weights()
             parameters = module._flat_weights
             width = module.num_layers * (1 + module.bidirectional) * (4 if module.bias else 2)
             if len(parameters) != width:
@@ -473,29 +470,43 @@ class _Call(NamedTuple):
             processors = f"{_libraries.sm_count(device, _current_stream(device))} SMs"
         return ", ".join((*of_module, *of_call, processors))
 
-    def by_ours(self) -> Any:
-        """Results as torch's."""
-        module, is_cast = self.module, _is_autocasting()
+    def by_ours(self, shell: Any = None) -> Any:
+        """Results as torch's; of parameters that are not the module's by a shell that has them."""
+        module, rows, is_cast = self.module, self.rows, _is_autocasting()
         is_layer = isinstance(module, torch.nn.RNNBase)
-        if is_layer and self.rows.is_cuda and is_cast:
+        if (
+            is_cast
+            and rows.is_cuda
+            and _autocast.is_cast(rows)
+            and (dtype := _autocast_dtype(rows))
+        ):
+            # Whatever the region's, cuDNN's layers compute in float16, and so are their results.
+            found = self._in_dtype(torch.float16 if is_layer else dtype)
             with _private.without_autocast():
-                return self._in_float16().by_ours()
-        shell = module if module.is_traced else _shell(module, module.ours)
-        if is_layer and self.packed is None and self.rows.dim() == 3 and not is_cast:
-            of_call = self.rows, self.states or None, self.parameters
-            output, states = module.ours.run_plain(shell, *of_call)
+                return found.by_ours(found._shell(module.ours, found.parameters))
+        if shell is None:
+            shell = module if module.is_traced else _shell(module, module.ours)
+        if is_layer and self.packed is None and rows.dim() == 3 and not is_cast:
+            output, states = module.ours.run_plain(
+                shell, rows, self.states or None, self.parameters
+            )
             return output, states if len(states) > 1 else states[0]
-        if is_layer and self.parameters is not module._flat_weights:
-            shell = _shell(module, module.ours, _flat_weights=self.parameters)
-        input = self.rows if self.packed is None else self.packed
+        input = rows if self.packed is None else self.packed
         return module.ours.forward(shell, input, _hx_of(self.states))
 
-    def _in_float16(self) -> _Call:
-        """Under autocast to any dtype cuDNN's layers compute in float16, and so are their results."""
-        rows, *others = _autocast.to_half(self.rows, *self.states, *self.parameters)
+    def _in_dtype(self, dtype: torch.dtype) -> _Call:
+        tensors = self.rows, *self.states, *self.parameters
+        rows, *others = _autocast.cast_together(dtype, *tensors)
         states, weights = others[: len(self.states)], others[len(self.states) :]
         packed = None if self.packed is None else self.packed._replace(data=rows)
         return _Call(self.module, rows, packed, tuple(states), weights)
+
+    def _shell(self, kind: type[Any], parameters: list[Any], **changed: Any) -> Any:
+        """Of the module, with other parameters."""
+        if self.is_layer:
+            return _shell(self.module, kind, _flat_weights=parameters, **changed)
+        named = zip(rnn.PARAMETERS, [*parameters, None, None][:4], strict=True)
+        return _shell(self.module, kind, _parameters=dict(named), **changed)
 
     def measured(self) -> _table.Measured | None:
         """Both ways timed; None where that fails."""
@@ -542,12 +553,8 @@ class _Call(NamedTuple):
             return new.requires_grad_(x.requires_grad and x.is_floating_point())
 
         parameters = [alone(x) for x in self.parameters]
-        if self.is_layer:
-            changed: dict[str, Any] = {"_flat_weights": parameters, "dropout": 0.0}
-        else:
-            of_names = zip(rnn.PARAMETERS, [*parameters, None, None][:4], strict=True)
-            changed = {"_parameters": dict(of_names)}
-        module = _shell(self.module, type(self.module), **changed)
+        changed = {"dropout": 0.0} if self.is_layer else {}
+        module = self._shell(type(self.module), parameters, **changed)
         rows, packed = self._first_steps()
         rows = alone(rows)
         if packed is not None:
@@ -619,6 +626,15 @@ def _is_regular(module: Any) -> bool:
     kind, torchs = type(module), module.torchs
     has_torchs = all(getattr(kind, x, None) is getattr(torchs, x, None) for x in _METHODS)
     return is_known and 0 <= module.dropout <= 1 and has_torchs
+
+
+def _are_its_weights(module: Any) -> bool:
+    """Whether a layer's list has its parameters, which torch's own question takes the host a fifth of a call to say."""
+    refs, parameters = module.__dict__.get("_flat_weight_refs"), module._parameters
+    for name, ref in zip(module._flat_weights_names, refs or (None,), strict=False):
+        if ref is None or ref() is not parameters.get(name):
+            return False
+    return True
 
 
 def _is_plain_tensor(x: Any) -> bool:

@@ -38,41 +38,46 @@ def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
     return tuple(x.to(dtype) if is_cast(x) else x for x in arguments)
 
 
-class _ToHalf(torch.autograd.Function):
+class _Together(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [x.dtype for x in tensors]
         ctx.set_materialize_grads(False)
-        return _halves(tensors)
+        return _copies(tensors, [dtype] * len(tensors))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         pairs = zip(gradients, ctx.dtypes, strict=True)
         if torch.is_grad_enabled():  # for one of second order
-            return tuple(None if x is None else x.to(dtype) for x, dtype in pairs)
+            return None, *(None if x is None else x.to(dtype) for x, dtype in pairs)
         given = [(x, dtype) for x, dtype in pairs if x is not None]
         copies = iter(_copies([x for x, _ in given], [dtype for _, dtype in given]))
-        return tuple(None if x is None else next(copies) for x in gradients)
+        return None, *(None if x is None else next(copies) for x in gradients)
 
 
-def _halves(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(_copies(tensors, [torch.float16] * len(tensors)))
-
-
-def _copies(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    copies = [torch.empty_like(x, dtype=y) for x, y in zip(tensors, dtypes, strict=True)]
-    _private.copy_all(copies, list(tensors))
+def _copies(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    """Those of one kind by one kernel: a list of several kinds takes as many as it has tensors."""
+    copies = tuple([torch.empty_like(x, dtype=y) for x, y in zip(tensors, dtypes, strict=True)])
+    of_kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for copy, x in zip(copies, tensors, strict=True):
+        to, given = of_kinds.setdefault((copy.dtype, x.dtype, x.is_contiguous()), ([], []))
+        to.append(copy)
+        given.append(x)
+    for to, given in of_kinds.values():
+        _private.copy_all(to, given)
     return copies
 
 
-def to_half(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """All in float16, by one kernel where they are of one dtype: a layer has many parameters, and the host takes longer
-    than the GPU to cast each of them.
+def cast_together(dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in a dtype, the parameters of a module by one kernel: the host takes longer than the GPU to cast each of
+    them.
     """
-    if not torch.is_grad_enabled():
-        return _halves(tensors)
-    found: tuple[Tensor, ...] = _ToHalf.apply(*tensors)
-    return found
+    others = [x for x in tensors if x.dtype is not dtype]
+    if others and torch.is_grad_enabled():
+        found = iter(_Together.apply(dtype, *others))
+    else:
+        found = iter(_copies(others, [dtype] * len(others)))
+    return tuple([x if x.dtype is dtype else next(found) for x in tensors])
 
 
 def is_cast(argument: object) -> TypeGuard[Tensor]:
