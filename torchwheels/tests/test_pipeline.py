@@ -183,7 +183,7 @@ def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
     assert {x.name for x in dist.iterdir()} == {*others}
 
 
-def test_inputs_are_the_options_the_patches_and_constraints(
+def test_inputs_are_the_options_the_patches_and_what_chooses_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "options.toml"
@@ -206,4 +206,35 @@ def test_inputs_are_the_options_the_patches_and_constraints(
         for text in ("numpy<2", "numpy<1"):
             constraint.write_text(f"{text}  # {name}")
             others.add(kept.inputs(options, TARGETS[0], source, "local"))
-    assert len(others - {first}) == 9
+    monkeypatch.delenv("UV_CONSTRAINT")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "including.txt"))
+    (tmp_path / "including.txt").write_text("--constraint=constraint.txt\n-r including.txt")
+    for text in ("numpy<2", "numpy<1"):
+        constraint.write_text(text)
+        others.add(kept.inputs(options, TARGETS[0], source, "local"))
+    for name in ("UV_RESOLUTION", "UV_EXCLUDE_NEWER", "UV_FIND_LINKS", "PIP_NO_BINARY"):
+        monkeypatch.setenv(name, "lowest")
+        others.add(kept.inputs(options, TARGETS[0], source, "local"))
+    assert len(others - {first}) == 15
+    monkeypatch.setenv("UV_INDEX_OWN_PASSWORD", "another")
+    assert kept.inputs(options, TARGETS[0], source, "local") in others
+
+
+def test_what_links_lead_to_out_of_the_sources_is_an_input(tmp_path: Path) -> None:
+    """Whatever their commit; of a folder nobody knows what has changed there."""
+    folder, file = tmp_path / "source", tmp_path / "outside" / "own.h"
+    for each in (folder, file.parent):
+        each.mkdir()
+    file.write_text("one")
+
+    def inputs() -> str:
+        source = Fetched(folder, "git:1")
+        return kept.inputs(project.Project(), TARGETS[0], source, "local")
+
+    (folder / "own.h").symlink_to(file)
+    first = inputs()
+    assert first == inputs()
+    file.write_text("changed")
+    assert first != inputs()
+    (folder / "include").symlink_to(file.parent)
+    assert inputs() != inputs()

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
+import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -311,19 +312,28 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def hash_of_folder(folder: Path) -> str:
-    """One hash of the names and contents of all files in `folder`, but what git and Python keep of their own."""
+    """One hash of the names and contents of all in `folder`, but what git and Python keep of their own."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
-            if _is_own(path, folder):
-                content = sha256(path) + " may be run" * bool(path.stat().st_mode & 0o111)
-            else:  # it may be endless, and is not read
-                size = path.stat().st_size
-                content = f"{path.readlink()} {size} {size and path.stat().st_mtime_ns}"
-            digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
-        elif path.is_symlink():  # to a folder, which is not read through it
-            digest.update(os.fsencode(f"{path.relative_to(folder)} -> {path.readlink()}\n"))
+        name, content = path.relative_to(folder), "a folder"
+        if {".git", "__pycache__"} & {*name.parts}:
+            continue
+        if path.is_symlink():  # through which nothing is read
+            content = f"-> {path.readlink()}"
+        elif path.is_file():
+            content = sha256(path) + " may be run" * bool(path.stat().st_mode & 0o111)
+        digest.update(os.fsencode(f"{name} {content}\n"))
     return digest.hexdigest()
+
+
+def outside(folder: Path) -> Iterator[tuple[int, int]]:
+    """What tells whether that has changed which links lead to out of `folder`: it may be endless, and is not read."""
+    for path in sorted(folder.rglob("*")):
+        is_there = path.is_symlink() and os.access(path, os.F_OK)
+        if is_there and not path.resolve().is_relative_to(folder.resolve()):
+            said = path.stat()
+            # Nobody knows what is new in a folder: it counts as another one each time.
+            yield said.st_size, time.time_ns() if path.is_dir() else said.st_mtime_ns
 
 
 def _is_own(path: Path, folder: Path) -> bool:

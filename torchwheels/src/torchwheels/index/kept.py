@@ -26,11 +26,12 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
     said = [
         source.origin,
         sources.versions(source.folder),
+        [*sources.outside(source.folder)],
         [project.table, project.name],
         [sha256(patch) for patch in patches if patch.is_file()],
         [target.name, target.torch, *project.architectures(target)],
         place,
-        indexes.constraints(),
+        indexes.choices(),
         {name: os.environ.get(name) for name in variables},
         sources.hash_of_folder(Path(__file__).parents[1]),
     ]

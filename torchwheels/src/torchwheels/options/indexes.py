@@ -25,6 +25,8 @@ _OF_UV = {
 ADDRESS = r"(https?|file)://"
 """How that of an index begins."""
 _OF_PIP = re.compile(r"PIP_|XDG_|HOME$")
+_CHOOSES = re.compile(r"UV_(?!PUBLISH|CACHE|HTTP|RUN|INSECURE|\w+_(USERNAME|PASSWORD|TOKEN))")
+_INCLUDED = re.compile(r"^\s*(?:-[cr]|--constraint|--requirement)[\s=]*(\S+)", re.MULTILINE)
 _FLAGS = ("no-binary", "only-binary")  # for which uv has no variables
 _TRUE = ("1", "y", "yes", "t", "true", "on")
 
@@ -95,12 +97,21 @@ def has_no_index(settings: Mapping[str, str]) -> bool:
     return settings.get("no-index", "").lower() in _TRUE
 
 
-def constraints() -> list[str]:
-    """What constrains the versions of all that is installed: of each file the hash."""
-    said = [pip_settings("install").get("constraint", "")]
-    said += (os.environ.get(f"UV_{x}", "") for x in ("CONSTRAINT", "BUILD_CONSTRAINT", "OVERRIDE"))
-    named = [x for each in said for x in each.split()]
-    return [files.sha256(Path(x)) if Path(x).is_file() else x for x in named]
+def choices() -> list[str]:
+    """What decides which versions are installed: the settings, and of each file that constrains them the hash."""
+    settings = pip_settings("install")
+    own = {name: value for name, value in os.environ.items() if _CHOOSES.match(name)}
+    both = {**uv_variables(settings), **own}
+    said = [settings.get("constraint", "")]
+    said += (own.get(f"UV_{x}", "") for x in ("CONSTRAINT", "BUILD_CONSTRAINT", "OVERRIDE"))
+    named, hashes = [x for each in said for x in each.split()], []
+    for place in named:  # to which come those that a file includes
+        if (file := Path(place)).is_file():
+            hashes.append(files.sha256(file))
+            included = _INCLUDED.findall(file.read_text(encoding="utf-8", errors="replace"))
+            named += {str(file.parent / x) for x in included} - {*named}
+    chosen = sorted(f"{x}={output.without_userinfo(both[x])}" for x in both if _CHOOSES.match(x))
+    return [*chosen, *uv_options(), *hashes]
 
 
 def of_torch(label: str) -> str:
