@@ -18,6 +18,7 @@ import pytest
 
 from conftest import ROOT
 from torchwheels import __version__, build, cli, environments, system
+from torchwheels.errors import UserError
 from torchwheels.options import releases
 from torchwheels.system import MARK
 from torchwheels.system.cache import size
@@ -48,6 +49,31 @@ def test_what_is_kept_is_listed_with_its_size(
         "  environments/one  0.2 GB",
         "  environments/two  0.0 GB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "a:b",
+            "and build tools take ':' in a path for something else: have TORCHWHEELS_CACHE name",
+        ),
+        (
+            "$x",
+            "and build tools take '$' in a path for something else: have TORCHWHEELS_CACHE name",
+        ),
+        ("file", "`TORCHWHEELS_CACHE` names {0}/file, but {0}/file is a file: name a folder"),
+        ("file/x", "`TORCHWHEELS_CACHE` names {0}/file/x, but {0}/file is a file: name a folder"),
+    ],
+)
+def test_no_cache_can_be_there(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / name))
+    with pytest.raises(UserError) as error:
+        system.cache.own()
+    assert message.format(tmp_path) in str(error.value)
 
 
 def test_a_folder_may_go_while_it_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ import fcntl
 import fnmatch
 import functools
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels.errors import UserError
-from torchwheels.system.files import MARK, acquire, expanded, marked
+from torchwheels.system.files import MARK, acquire, check_writable, expanded, marked
 from torchwheels.system.output import in_columns
 
 PARTS = ("environments", "build", "compiled")
@@ -26,7 +27,14 @@ def place() -> Path:
 
 def own() -> Path:
     """The cache, which is this tool's alone, or an error: `clean` empties it."""
-    folder = marked(place())
+    folder = place()
+    if strange := re.sub(r"[\w.+@~/ -]", "", str(folder)):
+        raise UserError(
+            f"the cache is {folder}, and build tools take {strange[0]!r} in a path for something else: have "
+            "TORCHWHEELS_CACHE name a folder without it"
+        )
+    check_writable(folder, "TORCHWHEELS_CACHE")
+    marked(folder)
     # In a container a part is a volume.
     others = {x.name for x in folder.iterdir() if not x.is_mount()} - {"lost+found"}
     if others and MARK not in others:
