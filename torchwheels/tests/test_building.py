@@ -272,15 +272,34 @@ def test_failures_are_explained_and_leave_the_old_wheel(
 
 TRIED = "a.c:1:9: fatal error: numa.h: No such file or directory\n"
 FAILS = "x.c:1:9: fatal error: own.h: No such file or directory\n"
+RAISED = """Traceback (most recent call last):
+  File "setup.py", line 1, in <module>
+ModuleNotFoundError: No module named 'tried'
+"""
+ENDED = RAISED.replace("ModuleNotFoundError: No module named 'tried'", "{}")
+FAILED = "subprocess.CalledProcessError: Command 'make' returned non-zero exit status 2."
+CAUSED = "\nThe above exception was the direct cause of the following exception:\n\n"
+HANDLED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
 @pytest.mark.parametrize(
     ("printed", "part"),
     [
-        (TRIED, 0),
+        (TRIED, 1),
         (f"{TRIED}[1/2] c++ -c x.c\nFAILED: [code=1] x.o \nc++ -c x.c\n{FAILS}[2/2] y\n", 4),
         (f"{TRIED}/bin/g++ -c x.c\n{FAILS}error: command '/bin/g++' failed with exit code 1\n", 3),
-        (f"{TRIED}{FAILS}error: command 'swig' failed: No such file or directory\n", 0),
+        (f"{TRIED}{FAILS}error: command 'swig' failed: No such file or directory\n", 2),
+        (f"No space left on device\n{ENDED.format('ValueError: x')}", 3),
+        (f"{RAISED}{HANDLED}{ENDED.format('ValueError: x')}", 3),
+        (f"{RAISED}{CAUSED}{ENDED.format('ValueError: x')}", 9),
+        (f"{RAISED}error: x\n", 1),
+        (f"{RAISED}{FAILS}make: *** [x.o] Error 1\n{ENDED.format(FAILED)}", 5),
+        (f"FAILED: x.o\n{FAILS}{ENDED.format('ValueError: x')}", 3),
+        (f"{TRIED}CMake Error at x:1 (f):\n  No CUDA\nCMake Error: y\n{ENDED.format(FAILED)}", 6),
+        (f"{TRIED}running build_ext\nsh: 1: nobody: not found\n", 1),
+        ("No space left on device\nThis is for Windows.\n", 1),
+        (f"1 Killed g++ x.c\nmake: *** [x.o] Error 137\n{ENDED.format(FAILED)}", 5),
+        (f"{TRIED}running build_ext\nKilled\nerror: command '/bin/g++' failed\n", 2),
     ],
 )
 def test_what_a_setup_only_tries_is_no_reason(printed: str, part: int) -> None:
@@ -332,6 +351,15 @@ def test_a_backend_that_says_nothing(
         (
             "ATen.h:5:2: error: #error C++20 or later compatible compiler is required to use ATen.",
             "this torch's headers want C++20, and its setup asks for an older one: have `patches` or",
+        ),
+        (
+            "/x/torch/include/c10/util/StringUtil.h:65:22: error: ‘is_enum_v’ is not a member of ‘std’; did you mean",
+            "this torch's headers want a newer C++ than its setup asks for: have `patches` or",
+        ),
+        ("x.cpp:65:22: error: ‘is_enum_v’ is not a member of ‘std’; did you mean ‘is_enum’?", ""),
+        (
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "its setup asks for a GPU: in a CUDA target `pretend-gpu = true`",
         ),
         (
             "CMake Error at CMakeLists.txt:1: Compatibility with CMake < 3.5 has been removed from CMake.",

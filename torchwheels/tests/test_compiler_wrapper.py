@@ -344,6 +344,13 @@ def test_library_is_stripped_and_has_no_build_id(commands: Path, tmp_path: Path)
     assert not {".symtab", ".debug_info", ".note.gnu.build-id"} & names
 
 
+def test_the_first_errors_are_not_lost_among_others(commands: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.cpp").write_text("#error first\n" + "none x;\n" * 1000)
+    command = [commands / "g++", "-c", tmp_path / "x.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.count(" error: ") == 20 and "#error first" in done.stderr
+
+
 def test_objects_and_programs_are_as_ever(commands: Path, tmp_path: Path) -> None:
     compile(commands, tmp_path, "-c", "-shared", "test.cpp").rename(tmp_path / "test.o")
     (tmp_path / "main.cpp").write_text("#include <cstdio>\nint main() { std::puts(__FILE__); }\n")

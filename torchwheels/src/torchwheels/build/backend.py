@@ -30,7 +30,7 @@ _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 # build's wrappers for other compilers.
 _COMPILERS = {
     "CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared",
-    "TORCH_NO_COMPILER_WRAPPER": "1",
+    "TORCH_NO_COMPILER_WRAPPER": "1", "PYTHONUNBUFFERED": "1",  # else prints come after the last error
 }  # fmt: skip
 
 
@@ -267,20 +267,35 @@ def _why_missing(name: str, original: Path, place: Workplace) -> str:
     return ""
 
 
-_FAILED = re.compile(r"^FAILED: ", re.MULTILINE)  # of ninja
+_GOES_ON = re.compile(r"^(?:running \w+|building '.*' extension)$", re.MULTILINE)  # of setuptools
+_FAILED = re.compile(r"^(?:FAILED: |CMake Error)", re.MULTILINE)  # of ninja and CMake
 _COMMAND = re.compile(r"^(\S*/)?[\w.-]*(gcc|g\+\+|clang|clang\+\+|nvcc)[\d.-]* -", re.MULTILINE)
+_HEAD = r"Traceback \(most recent call last\):\n(?: .*\n)*"
+_TRACEBACK = re.compile(
+    rf"^(?:{_HEAD}\S.*\n+The above exception was the direct cause of .*\n+)*{_HEAD}(\S.*)",
+    re.MULTILINE,
+)
+_ERROR = re.compile(r"^(?:.*\b(?i:error|fatal) *:|[\w.]*(?:Error|Exception)\b).*", re.MULTILINE)
+_LINE = re.compile(r"^\S.*", re.MULTILINE)
+# What says no more than that something failed, which has printed why.
+_NO_REASON = re.compile(
+    r"^(?:Traceback|make)\b|Error compiling objects|(?i:\bfail(?!ure in name)|non-zero|exit (?:code|status))"
+)
 
 
 def of_failure(printed: str) -> str:
-    """What was printed from the first command on that failed, where that can be told: what a setup only tries may have
-    failed before.
-    """
-    if found := _FAILED.search(printed):
-        return printed[found.start() :]
-    if "\nerror: command '" in printed:  # of setuptools, after the last one
-        start = max((x.start() for x in _COMMAND.finditer(printed)), default=0)
-        return printed[start:]
-    return printed
+    """What was printed of the error that has ended a build: what its setup only tries may have failed before."""
+    printed = printed[max((x.start() for x in _GOES_ON.finditer(printed)), default=0) :]
+    kinds = _ERROR.finditer(printed), _LINE.finditer(printed)
+    errors, lines = ([x.start() for x in kind if not _NO_REASON.search(x[0])] for kind in kinds)
+    last = (errors or lines or [0])[-1]
+    for found in _TRACEBACK.finditer(printed):
+        if found.start(1) <= last <= found.end():
+            return printed[found.start() :]
+    if failed := _FAILED.search(printed):
+        return printed[failed.start() :]
+    commands = [x.start() for x in _COMMAND.finditer(printed)]
+    return printed[commands[-1] if commands and "\nerror: command '" in printed else last :]
 
 
 def _ended(code: int) -> str:

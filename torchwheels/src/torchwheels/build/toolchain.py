@@ -198,9 +198,10 @@ def make_wrappers(
     }
     lines = [f"# {compiler.version}", *(f"{k}={shlex.quote(v)}" for k, v in settings.items())]
     # Error messages of torch's headers hold paths, which GCC would take from the targets of links
-    # instead where those are shorter. Clang does not, and does not know the flag.
-    flag = "-fno-canonical-system-headers"
-    lines += [f'case ${{0##*/}} in *clang*) ;; *) flags="$flags {flag}" ;; esac']
+    # instead where those are shorter. Clang does not, and does not know the flag. Where they want another C++, one
+    # file has 150000 lines of errors, of which the first says why.
+    more = "-fno-canonical-system-headers -fmax-errors=20"
+    lines += [f'case ${{0##*/}} in *clang*) ;; *) flags="$flags {more}" ;; esac']
     lines += ["case ${0##*/} in"]
     (commands / "cached").mkdir()
     cached = (WRAPPERS / "shell" / "cached_compiler").read_text()
