@@ -271,8 +271,47 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("config-settings = {x = 1}", "config-settings is {'x': 1}: expected `"),
         ("before-build = '{nobody}'", "before-build is set to '{nobody}': it may hold {label}, "),
         (
+            "repair = 'cp {wheel} {x} {dest}'",
+            "repair is set to 'cp {wheel} {x} {dest}': it may hold {wheel}, ",
+        ),
+        (
             "repair = 'cp {wheels} {dest}'",
-            "repair is set to 'cp {wheels} {dest}': it may hold {wheel}, ",
+            "repair is set to 'cp {wheels} {dest}', but it takes {wheel}, and leaves one wheel in {dest}: name both",
+        ),
+        ("import = ['class']", "import has 'class', but the name of a module is expected"),
+        ("environment = {PATH = 'x'}", "environment sets PATH, which is the build's own: leave it"),
+        (
+            "environment = {X = '{sm!r:>999}'}",
+            "environment sets X to '{sm!r:>999}': it may hold {label}, ",
+        ),
+        (
+            "stable = '2.13.0+cpu'",
+            "stable has '2.13.0+cpu', but the version of a torch, such as '2.13.0', is",
+        ),
+        ("[tests]\nrequires = ['-']", "tests: requires has '-', but a requirement such as"),
+        (
+            "[tests]\nrequires = ['x>=1/2']",
+            "tests: requires has 'x>=1/2', but a requirement such as",
+        ),
+        (
+            "[tests]\nrequires = ['-r x.txt']",
+            "tests: requires has '-r x.txt', but a requirement such as",
+        ),
+        (
+            "[[releases]]\nversion = '3.0'\npythons = ['3.12']",
+            "releases: version has '3.0', but that of a torch, such as",
+        ),
+        (
+            "[[releases]]\nversion = '2.99+cu130'\npythons = ['3.12']",
+            "releases: torch 2.99+cu130 is not of CUDA '': correct `cuda`",
+        ),
+        (
+            "[[releases]]\nversion = '2.99+cpu'\npythons = ['3.12']\ncuda = '13.0'",
+            "releases: torch 2.99+cpu is not of CUDA '13.0': correct `cuda`",
+        ),
+        (
+            "[[releases]]\nversion = '2.99'\npythons = ['3.12']\ncuda = '13.0'\nimage = 'x'",
+            "releases has an `image` or `architectures` for CUDA 13.0 (torch 2.99) other than those that are known, ",
         ),
         ("[tests]\ncommand = ' # none'", "tests: command has ' # none', but a command is expected"),
         (
@@ -325,6 +364,7 @@ def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None
     [
         (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3: expected `object`, got `int`"),
         (b"tool = 3", "tool is 3, but a table is expected: write [tool], or leave it out"),
+        (b"project.name = 'a b'", "[project] has the name 'a b', but a name of letters, digits, "),
         (b"project = ['x']", "project is ['x'], but a table is expected: write [project], or"),
         (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
     ],
@@ -343,3 +383,10 @@ def test_error_of_a_missing_file(tmp_path: Path) -> None:
         UserError, match=r"none\.toml cannot be read \(No such .*: `--config` names"
     ):
         project.load(tmp_path / "none.toml")
+
+
+def test_a_stable_torch_that_there_is_not(tmp_path: Path) -> None:
+    """Not where the options are read: of a wheel that is there, they may be of another day."""
+    options = read(tmp_path, "stable = '2.99'\ntargets = ['3.11-cpu']")
+    with pytest.raises(UserError, match=r"^stable: torch 2\.99 is not known; the releases that"):
+        options.targets_to_build(options.chosen_targets())

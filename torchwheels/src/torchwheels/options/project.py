@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import fnmatch
 import functools
+import keyword
 import re
 import shlex
 import string
@@ -15,7 +16,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
 from torchwheels.errors import UserError
@@ -76,7 +77,7 @@ class Release(Table, frozen=True):
     """What they compile for, likewise."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where its CUDA is one of which nothing is known."""
+        """Raises ValueError where its CUDA is one of which nothing is known, or another than that of its version."""
         Table.__post_init__(self)
         known = releases.load().cudas
         if self.cuda not in ("", *known) and not (self.image and self.architectures):
@@ -84,6 +85,12 @@ class Release(Table, frozen=True):
                 f"torch {self.version} is of CUDA {self.cuda}, and only {', '.join(known)} are known: add `image` and "
                 "`architectures`"
             )
+        of, label = (
+            self.cuda and f"cu{self.cuda.replace('.', '')}",
+            Version(self.version).local or "",
+        )
+        if re.fullmatch(r"cpu|cu\d+", label) and label != (of or "cpu"):
+            raise ValueError(f"torch {self.version} is not of CUDA {self.cuda!r}: correct `cuda`")
         if self.index and not re.match(indexes.ADDRESS, self.index):
             raise ValueError(
                 f"index has {self.index!r}, but an address such as 'https://example.org/nightly' is expected"
@@ -169,8 +176,16 @@ class Options(OfTarget, frozen=True):
     """[Releases of torch](#other-builds-of-torch) that are not in the table."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where two releases have targets of one name."""
+        """Raises ValueError where two releases have targets of one name, or differ in what a CUDA version is."""
         OfTarget.__post_init__(self)
+        cudas: dict[str, object] = dict.fromkeys(releases.load().cudas, ("", ()))
+        for x in self.own_releases:
+            said = x.image, x.architectures
+            if cudas.setdefault(x.cuda, said) != said:
+                raise ValueError(
+                    f"releases has an `image` or `architectures` for CUDA {x.cuda} (torch {x.version}) other than "
+                    "those that are known, or of the release before: leave them out, or make them equal"
+                )
         seen: dict[tuple[str, ...], str] = {}
         for each, python in ((x, y) for x in self.own_releases for y in x.pythons):
             key = python, each.cuda, minor(each.version)
@@ -231,6 +246,10 @@ class Project(Options, frozen=True, dict=True):
         """
         if not self.stable:
             return tuple(targets)
+        try:
+            self.releases.torch(self.stable)
+        except UserError as error:
+            raise UserError(f"stable: {error}") from None
         found: dict[str, Target] = {}
         for target in sorted(targets, key=lambda target: target.names_torch):
             built = replace(target, torch=self.stable, names_torch=False, is_extra=False, index="")
@@ -363,7 +382,12 @@ def load(file: Path) -> Project:
             raise UserError(f"{file}: {key} is {said!r}, but {way_out}")
     whole = data if file.name != "pyproject.toml" else {}
     table = data.get("tool", {}).get("torchwheels", whole)
-    name = canonicalize_name(str(data.get("project", {}).get("name", "")))
+    said = str(data.get("project", {}).get("name", ""))
+    try:
+        name = canonicalize_name(said, validate=bool(said))
+    except InvalidName:
+        why = "but a name of letters, digits, `-`, `_` and `.` is expected"
+        raise UserError(f"{file}: [project] has the name {said!r}, {why}") from None
     return of_file(table, file, f"{file}: [tool.torchwheels]", name)
 
 
@@ -446,8 +470,12 @@ def _is_inside(text: str) -> bool:
 
 
 def _is_for_pip(text: str) -> object:
-    is_no_name = text.startswith("-") or "/" in text  # but an option, a path or an address
-    return is_no_name or Requirement(text)
+    is_no_name = re.fullmatch(r"--?\w\S*|[^\s<>=!~,;-][^\s<>=!~,;]*/\S*|/\S+", text)
+    return is_no_name or Requirement(text)  # an option, a path or an address
+
+
+def _is_module(text: str) -> bool:
+    return all(x.isidentifier() and not keyword.iskeyword(x) for x in text.split("."))
 
 
 # For options of one kind of texts: which, and what returns None or False, or raises ValueError, at another.
@@ -458,12 +486,15 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "requires": ("a requirement such as 'numpy>=2' is", _is_for_pip),
     "system_packages": ("a package of apt is", _like(r"[a-z0-9][\w.+:~-]*(=[\w.+:~-]+)?")),
     "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
-    "stable": ("the version of a torch, such as '2.13.0', is", Version),
-    "version": ("that of a torch, such as '2.16.0.dev20261101+cu130', is", Version),
+    "stable": ("the version of a torch, such as '2.13.0', is", lambda x: not Version(x).local),
+    "version": (
+        "that of a torch, such as '2.16.0.dev20261101+cu130', is",
+        lambda x: Version(x).major == 2,
+    ),
     "torch": ("versions such as '>=2.10' are", lambda x: bool(admitted(SpecifierSet(x)))),
     "release": ("a known CUDA version, such as '13.0', is", lambda x: x in releases.load().cudas),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
-    "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
+    "imports": ("the name of a module is", _is_module),
     "command": ("a command is", lambda text: bool(shlex.split(text, comments=True))),
     "pythons": ("a Python such as '3.12' or '3.14t' is", _like(r"3\.\d+t?")),
     "cuda": ("a version such as '13.0' is", _like(r"\d+\.\d+")),
@@ -491,12 +522,17 @@ def _check(name: str, value: Any, where: str) -> None:
                 if check(text) not in (None, False):
                     continue
             raise ValueError(f"{where} has {text!r}, but {expected} expected")
-    if name == "repair":
+    if name == "repair" and value:
+        if not all(f"{{{x}}}" in value for x in ("wheel", "dest")):
+            why = "it takes {wheel}, and leaves one wheel in {dest}: name both"
+            raise ValueError(f"{where} is set to {value!r}, but {why}")
         _filled(value, {"wheel": "", "dest": ""}, f"{where} is set")
     if name == "before_build":
         _filled(value, _any_values(), f"{where} is set")
     for key, given in value.items() if name in ("environment", "config_settings") else ():
         for text in _several(given):
+            if name == "environment" and key in ("PATH", "HOME", "TMPDIR"):
+                raise ValueError(f"{where} sets {key}, which is the build's own: leave it out")
             filled = _filled(text, _any_values(), f"{where} sets {key}")
             if key == "TORCH_CUDA_ARCH_LIST":
                 _check("architectures", re.findall(r"[^; ]+", filled), f"{where}: {key}")
@@ -505,9 +541,10 @@ def _check(name: str, value: Any, where: str) -> None:
 def _filled(template: str, values: Values, where: str) -> str:
     """`template` with the values of its placeholders; an error says `where` it stands."""
     try:
-        for _, name, form, _ in string.Formatter().parse(template):
+        for _, name, form, conversion in string.Formatter().parse(template):
             # No attribute of a value, and no form but what is put between several: `{jobs:>9999999999}` is long.
-            if name and (name not in values or (form and not isinstance(values[name], _List))):
+            is_list = isinstance(values.get(name or ""), _List)
+            if name and (name not in values or conversion or (form and not is_list)):
                 raise KeyError
         return template.format(**values)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
