@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -218,6 +219,12 @@ def test_inputs_are_the_options_the_patches_and_what_chooses_versions(
     assert len(others - {first}) == 15
     monkeypatch.setenv("UV_INDEX_OWN_PASSWORD", "another")
     assert kept.inputs(options, TARGETS[0], source, "local") in others
+    (tmp_path / "including.txt").unlink()
+    os.mkfifo(tmp_path / "including.txt")
+    with pytest.raises(
+        UserError, match=r"including\.txt, which is to constrain versions, is no pl"
+    ):
+        kept.inputs(options, TARGETS[0], source, "local")
 
 
 def test_what_links_lead_to_out_of_the_sources_is_an_input(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -366,6 +367,7 @@ def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None
         (b"tool = 3", "tool is 3, but a table is expected: write [tool], or leave it out"),
         (b"project.name = 'a b'", "[project] has the name 'a b', but a name of letters, digits, "),
         (b"project = ['x']", "project is ['x'], but a table is expected: write [project], or"),
+        (b"x = " + b"[" * 9999, "is not TOML: it has too many tables in one another"),
         (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
@@ -376,6 +378,14 @@ def test_errors_of_a_pyproject_name_what_is_wrong(
     with pytest.raises(UserError) as error:
         project.load(tmp_path / "pyproject.toml")
     assert message in str(error.value)
+
+
+def test_a_pipe_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        UserError, match=r"pipe cannot be read \(No such plain file\): `--config` n"
+    ):
+        project.load(tmp_path / "pipe")
 
 
 def test_error_of_a_missing_file(tmp_path: Path) -> None:

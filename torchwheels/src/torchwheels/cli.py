@@ -30,6 +30,8 @@ from torchwheels.wheel import wheels_in
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
 """The variable that says for which GPU architectures builds compile."""
 
+_LAST_TIME = 4354819198  # that a zip file can name: the end of 2107
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
@@ -206,8 +208,11 @@ def _build(given: argparse.Namespace) -> None:
     toolchain.asked_jobs()
     indexes.of_torch("")
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
-    if not re.fullmatch(r"\d{1,10}", epoch):
-        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
+    if not re.fullmatch(r"\d{1,10}", epoch) or int(epoch) > _LAST_TIME:
+        why = (
+            f"but a number of seconds is expected, at most {_LAST_TIME} (a wheel has no later time)"
+        )
+        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, {why}")
     targets = _chosen_targets(given, options)
     if not given.all and len(targets) == 1 and Path(given.source).is_dir():
         _build_for_own_gpu(targets[0])

@@ -110,6 +110,8 @@ def choices() -> list[str]:
             hashes.append(files.sha256(file))
             included = _INCLUDED.findall(file.read_text(encoding="utf-8", errors="replace"))
             named += {str(file.parent / x) for x in included} - {*named}
+        elif file.exists():  # uv would wait for the end of a pipe
+            raise UserError(f"{place}, which is to constrain versions, is no plain file: name one")
     chosen = sorted(f"{x}={output.without_userinfo(both[x])}" for x in both if _CHOOSES.match(x))
     return [*chosen, *uv_options(), *hashes]
 

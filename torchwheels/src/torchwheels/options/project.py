@@ -22,6 +22,7 @@ from packaging.version import Version
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
 from torchwheels.options.releases import Cuda, Releases, Target, Torch, admitted, minor, sm
+from torchwheels.system import files
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Limit: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=10**6)]
@@ -364,10 +365,10 @@ def gencode(architectures: Iterable[str]) -> Iterator[str]:
 def read_file(file: Path, expected: str) -> dict[str, Any]:
     """What a TOML file says; an error says what is `expected` where there is none."""
     try:
-        found: dict[str, Any] = msgspec.toml.decode(file.read_bytes())
+        found: dict[str, Any] = files.read(file, msgspec.toml.decode)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): {expected}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{file} is not TOML: {error}") from None
     return found
 

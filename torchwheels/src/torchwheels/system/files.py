@@ -4,13 +4,14 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +141,17 @@ def as_json(document: object) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def read_json(path: Path) -> Any:
+def read(path: Path, decode: Callable[[bytes], Any]) -> Any:
     """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
-    if not path.is_file():
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    if not (path.is_file() or path.is_dir()):
+        raise FileNotFoundError(errno.ENOENT, "No such plain file", str(path))
     try:
-        return msgspec.json.decode(path.read_bytes())
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
+        return decode(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it has too many tables in one another") from None
+
+
+read_json = functools.partial(read, decode=msgspec.json.decode)
 
 
 def sha256(path: Path) -> str:
