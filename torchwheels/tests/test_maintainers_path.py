@@ -127,6 +127,25 @@ def test_the_command_of_a_project_is_the_shells(
     assert testing.run_here(options, forge.target, *given) == code
 
 
+def test_a_command_that_runs_no_pytest_cannot_require_a_gpu(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = environments.Environment(Path(sys.prefix))
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
+
+    def code(name: str, **asked: str) -> int:
+        options = project.Project(tests=project.Tests(**asked))
+        (tmp_path / name).mkdir()
+        given = tmp_path / name, tmp_path, [], True, tmp_path
+        return testing.run_here(options, forge.target, *given)
+
+    assert code("taken", command="test --own = ", require_gpu="--own") == 0
+    with pytest.raises(
+        UserError, match=r"^--require-gpu: the tests' command \(true\) has run no pyt"
+    ):
+        code("ignored", command="true")
+
+
 def test_a_record_is_of_the_file_that_was_tested(
     forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ class Tests(Table, frozen=True):
     command: str = ""
     """The shell's command that runs the tests; empty: `python -m pytest` with these paths."""
     require_gpu: str = ""
-    """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
+    """What that command takes for `--require-gpu`; empty: it runs pytest, in which a test fails if the reason of its skip
+    names GPUs or CUDA."""
     network: bool = False
     """Whether the tests may use the network in a container, once all is installed."""
     memory: Limit = 0.0

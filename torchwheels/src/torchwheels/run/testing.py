@@ -135,17 +135,24 @@ def run_here(
     command = ["python", "-m", "pytest", *tests.paths]
     if tests.command:  # of a shell, as all that the options name
         command = ["sh", "-ec", f'{tests.command} "$@"', "sh"]
-    if require_gpu and tests.require_gpu:
-        command.append(tests.require_gpu)
-    elif require_gpu:
+    asks_pytest = require_gpu and not tests.require_gpu
+    if asks_pytest:
         variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
+    elif require_gpu:
+        command.append(tests.require_gpu)
     limit = tests.minutes * 60
     try:
         done = processes.run([*command, *arguments], limit, cwd=work, env=variables)
     except subprocess.TimeoutExpired:
         raise TestsError(too_long(project)) from None
-    if done.returncode or tests.command or arguments or (results / RECORD).is_file():
+    is_own = tests.command or arguments
+    if done.returncode or (results / RECORD).is_file() or (is_own and not asks_pytest):
         return done.returncode
+    if is_own:
+        raise UserError(
+            f"--require-gpu: the tests' command ({tests.command or 'pytest'}) has run no pytest to its end, and nobody "
+            "knows which tests it skipped: the option `tests.require-gpu` says what it takes to fail then"
+        )
     why = "a test, or what it calls, has ended the process with exit code 0"
     print(f"torchwheels: pytest has not come to its end: {why}", flush=True)
     return 1
