@@ -751,6 +751,12 @@ def test_size_over_the_budget(forge: Forge) -> None:
         ("Name:", "Home-page: https://of.nobody/@me\nName:", None),
         (
             "Name:",
+            "Summary: see https://me:secret@of.nobody\nName:",
+            "its metadata show a password or a token in Summary: have its setup leave it out",
+        ),
+        ("Name:", "Description: https://USER:PASSWORD@of.nobody\nName:", None),
+        (
+            "Name:",
             'Requires-Dist: torch==2.4.0; platform_system == "Linux"\nName:',
             'its metadata require torch==2.4.0 where platform_system == "Linux", but 3.11-cpu has torch 2.13.0',
         ),

@@ -84,3 +84,7 @@ def test_no_token_in_a_query_is_printed() -> None:
     said = "git+https://a/x.git?a=b&private_token=se@cret@v1, https://a/y?X-Amz-Signature=se%40cret&key=%21."
     hidden = "git+https://a/x.git?a=b&private_token=****, https://a/y?X-Amz-Signature=****&key=****"
     assert output.masked(said) == hidden
+    said = "https://a/x#token=se, https://a/x?pwd=se https://a?db_passwd=se&sig=se; #egg=x&access_token=se#x"
+    assert output.masked(said).count("****") == 5 and "se" not in output.masked(said)
+    said = "https://a/x?b=1#egg=x&subdirectory=python"
+    assert output.masked(said) == said

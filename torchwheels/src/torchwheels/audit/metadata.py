@@ -26,7 +26,6 @@ _OF_ENVIRONMENT = re.compile(
     r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
 )
 _SCHEMES = "purelib", "platlib", "headers", "scripts", "data"
-_WITH_ADDRESSES = "Requires-Dist", "Project-URL", "Home-page", "Download-URL"
 _CALLS = re.compile(r"[\w.]+\s*:\s*[\w.]+\s*(\[.*\])?")
 _TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 
@@ -147,7 +146,7 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if is_of_torch and not each.specifier.contains(torch, prereleases=True):
             of = f"torch{each.specifier} where {where}"
             yield f"its metadata require {of}, but {expectation.target.name} has torch {torch}"
-    for field in _WITH_ADDRESSES:
+    for field in {*wheel.metadata} - {"Description"}:  # in which many show how to write one
         if any(masked(str(x)) != str(x) for x in wheel.metadata.get_all(field) or []):
             yield f"its metadata show a password or a token in {field}: have its setup leave it out"
 

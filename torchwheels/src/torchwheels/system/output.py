@@ -17,7 +17,7 @@ _BETWEEN_TRACEBACKS = re.compile(
 # After one slash, too: so an address looks that is given as a path.
 _USERINFO = re.compile(r"(?:(?<=://)|(?<=:/))(?!git@)[^/?#\s]+@")
 _QUERY = re.compile(
-    r"(?i)([?&;][\w.%-]*(?:token|secret|password|signature|credential|sig|key|auth)=)[^&\s\"'<>()\[\],]+"
+    r"(?i)([?&;#][\w.%-]*(?:token|secret|passw(?:or)?d|pwd|signature|credential|sig|key|auth)=)[^&\s\"'<>()\[\],]+"
 )
 _SECRET = re.compile(r"UV_\w+_(PASSWORD|TOKEN)")
 _SHORTEST = 6  # a shorter one is in many words
