@@ -289,6 +289,9 @@ def _audit(given: argparse.Namespace) -> None:
     paths = given.wheel or wheels_in(given.dist)
     if not paths:
         raise UserError(f"there is no wheel in {given.dist}: build one first")
+    if "+" in (given.torch or ""):
+        why = "and the wheel itself says of which CUDA it is: name the release alone, such as 2.13"
+        raise UserError(f"`--torch` names {given.torch}, with a label, {why}")
     found = []
     for path in paths:
         own = _project(".", given.config)

@@ -69,6 +69,9 @@ def parts(source: str) -> tuple[str, str, str]:
     name = ""
     with contextlib.suppress(InvalidRequirement):
         requirement = Requirement(source)
+        if requirement.extras:
+            why = "and a wheel is one for all of them: leave them out, and install them with the wheel"
+            raise UserError(f"{source} names extras, {why}")
         if requirement.url and requirement.url.startswith("git+"):
             name, source = requirement.name, requirement.url
     if not source.startswith("git+"):

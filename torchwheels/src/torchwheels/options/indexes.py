@@ -35,12 +35,20 @@ def pip_settings(command: str) -> dict[str, str]:
     """What pip's files and variables say for one of its commands: `index-url`, `cert` ..."""
     said = _pip_config(tuple(sorted(x for x in os.environ.items() if _OF_PIP.match(x[0]))))
     lines = re.findall(r"^(\S+?)\.([\w-]+)=(.*)$", said, re.MULTILINE)
-    return {
+    found = {
         key.removeprefix("default-"): " ".join(ast.literal_eval(value).split())
         for section in ("global", command, ":env:")  # the later more strongly
         for where, key, value in lines
         if where == section
     }
+    for key in ("index-url", "extra-index-url"):
+        for place in found.get(key, "").split():
+            if not (re.match(ADDRESS + ".", place) or Path(place).is_dir()):
+                raise UserError(
+                    f"pip's configuration has {output.without_userinfo(place)!r} as {key}, but an address such as "
+                    "'https://example.org/simple' is expected"
+                )
+    return found
 
 
 @functools.cache
