@@ -286,7 +286,7 @@ HANDLED = "\nDuring handling of the above exception, another exception occurred:
     ("printed", "part"),
     [
         (TRIED, 1),
-        (f"{TRIED}[1/2] c++ -c x.c\nFAILED: [code=1] x.o \nc++ -c x.c\n{FAILS}[2/2] y\n", 4),
+        (f"{TRIED}[1/2] c++ -c x.c\nFAILED: [code=1] x.o \nc++ -c x.c\n{FAILS}[2/2] y\n", 3),
         (f"{TRIED}/bin/g++ -c x.c\n{FAILS}error: command '/bin/g++' failed with exit code 1\n", 3),
         (f"{TRIED}{FAILS}error: command 'swig' failed: No such file or directory\n", 2),
         (f"No space left on device\n{ENDED.format('ValueError: x')}", 3),

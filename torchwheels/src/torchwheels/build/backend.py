@@ -267,9 +267,10 @@ def _why_missing(name: str, original: Path, place: Workplace) -> str:
     return ""
 
 
-_GOES_ON = re.compile(r"^(?:running \w+|building '.*' extension)$", re.MULTILINE)  # of setuptools
-_FAILED = re.compile(r"^(?:FAILED: |CMake Error)", re.MULTILINE)  # of ninja and CMake
-_COMMAND = re.compile(r"^(\S*/)?[\w.-]*(gcc|g\+\+|clang|clang\+\+|nvcc)[\d.-]* -", re.MULTILINE)
+_COMMAND = r"(?:\S*/)?[\w.-]*(?:cc|\+\+|clang)[\d.-]* -"
+# What setuptools prints before it does the next thing, and ninja below what has failed.
+_NEXT = re.compile(rf"^(?:running \w+$|building '.*' extension$|{_COMMAND})", re.MULTILINE)
+_FAILS = re.compile(rf"^(?:FAILED: |CMake Error|{_COMMAND})", re.MULTILINE)
 _HEAD = r"Traceback \(most recent call last\):\n(?: .*\n)*"
 _TRACEBACK = re.compile(
     rf"^(?:{_HEAD}\S.*\n+The above exception was the direct cause of .*\n+)*{_HEAD}(\S.*)",
@@ -285,17 +286,15 @@ _NO_REASON = re.compile(
 
 def of_failure(printed: str) -> str:
     """What was printed of the error that has ended a build: what its setup only tries may have failed before."""
-    printed = printed[max((x.start() for x in _GOES_ON.finditer(printed)), default=0) :]
+    printed = printed[max((x.start() for x in _NEXT.finditer(printed)), default=0) :]
     kinds = _ERROR.finditer(printed), _LINE.finditer(printed)
     errors, lines = ([x.start() for x in kind if not _NO_REASON.search(x[0])] for kind in kinds)
     last = (errors or lines or [0])[-1]
     for found in _TRACEBACK.finditer(printed):
         if found.start(1) <= last <= found.end():
             return printed[found.start() :]
-    if failed := _FAILED.search(printed):
-        return printed[failed.start() :]
-    commands = [x.start() for x in _COMMAND.finditer(printed)]
-    return printed[commands[-1] if commands and "\nerror: command '" in printed else last :]
+    fails = _FAILS.search(printed)
+    return printed[fails.start() if fails else last :]
 
 
 def _ended(code: int) -> str:

@@ -52,7 +52,7 @@ class Tests(Table, frozen=True):
     command: str = ""
     """The shell's command that runs the tests; empty: `python -m pytest` with these paths."""
     require_gpu: str = ""
-    """What that command takes for `--require-gpu`; empty: it runs pytest, in which a test fails if the reason of its skip
+    """What that command takes for `--require-gpu`; empty: it runs pytest, where a test fails if the reason of its skip
     names GPUs or CUDA."""
     network: bool = False
     """Whether the tests may use the network in a container, once all is installed."""
@@ -87,11 +87,8 @@ class Release(Table, frozen=True):
                 f"torch {self.version} is of CUDA {self.cuda}, and only {', '.join(known)} are known: add `image` and "
                 "`architectures`"
             )
-        of, label = (
-            self.cuda and f"cu{self.cuda.replace('.', '')}",
-            Version(self.version).local or "",
-        )
-        if re.fullmatch(r"cpu|cu\d+", label) and label != (of or "cpu"):
+        own = f"cu{self.cuda.replace('.', '')}" if self.cuda else "cpu"
+        if re.fullmatch(rf"(?!{own}$)(cpu|cu\d+)", Version(self.version).local or ""):
             raise ValueError(f"torch {self.version} is not of CUDA {self.cuda!r}: correct `cuda`")
         if self.index and not re.match(indexes.ADDRESS, self.index):
             raise ValueError(
@@ -182,11 +179,10 @@ class Options(OfTarget, frozen=True):
         OfTarget.__post_init__(self)
         cudas: dict[str, object] = dict.fromkeys(releases.load().cudas, ("", ()))
         for x in self.own_releases:
-            said = x.image, x.architectures
-            if cudas.setdefault(x.cuda, said) != said:
+            if (said := (x.image, x.architectures)) != cudas.setdefault(x.cuda, said):
+                why = "other than what is known by then: leave them out, or make them equal"
                 raise ValueError(
-                    f"releases has an `image` or `architectures` for CUDA {x.cuda} (torch {x.version}) other than "
-                    "those that are known, or of the release before: leave them out, or make them equal"
+                    f"releases has `image` or `architectures` for CUDA {x.cuda}, {why}"
                 )
         seen: dict[tuple[str, ...], str] = {}
         for each, python in ((x, y) for x in self.own_releases for y in x.pythons):
@@ -248,10 +244,7 @@ class Project(Options, frozen=True, dict=True):
         """
         if not self.stable:
             return tuple(targets)
-        try:
-            self.releases.torch(self.stable)
-        except UserError as error:
-            raise UserError(f"stable: {error}") from None
+        self.releases.torch(self.stable, "stable: torch")
         found: dict[str, Target] = {}
         for target in sorted(targets, key=lambda target: target.names_torch):
             built = replace(target, torch=self.stable, names_torch=False, is_extra=False, index="")
@@ -493,6 +486,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
         "that of a torch, such as '2.16.0.dev20261101+cu130', is",
         lambda x: Version(x).major == 2,
     ),
+    "repair": ("a command with {wheel} and {dest} is", _like(r"(?s)(?=.*\{wheel\}).*\{dest\}.*")),
     "torch": ("versions such as '>=2.10' are", lambda x: bool(admitted(SpecifierSet(x)))),
     "release": ("a known CUDA version, such as '13.0', is", lambda x: x in releases.load().cudas),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
@@ -524,10 +518,7 @@ def _check(name: str, value: Any, where: str) -> None:
                 if check(text) not in (None, False):
                     continue
             raise ValueError(f"{where} has {text!r}, but {expected} expected")
-    if name == "repair" and value:
-        if not all(f"{{{x}}}" in value for x in ("wheel", "dest")):
-            why = "it takes {wheel}, and leaves one wheel in {dest}: name both"
-            raise ValueError(f"{where} is set to {value!r}, but {why}")
+    if name == "repair":
         _filled(value, {"wheel": "", "dest": ""}, f"{where} is set")
     if name == "before_build":
         _filled(value, _any_values(), f"{where} is set")

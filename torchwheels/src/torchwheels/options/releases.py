@@ -245,7 +245,7 @@ class Releases:
         parts = usual["image"], minor(version) != minor(usual["torch"])
         return Target(python, version, cuda, *parts, is_extra=extra, index=torch.index)
 
-    def torch(self, version: str) -> Torch:
+    def torch(self, version: str, said: str = "torch") -> Torch:
         """The release of that minor version."""
         with contextlib.suppress(InvalidVersion):
             for torch in self.torches:
@@ -253,7 +253,7 @@ class Releases:
                 if own[:2] <= numbers(version) <= own:  # no patch release that is to come
                     return torch
         known = ", ".join(minor(torch.version) for torch in self.torches)
-        raise UserError(f"torch {version} is not known; the releases that are: {known}")
+        raise UserError(f"{said} {version} is not known; the releases that are: {known}")
 
     def target(self, name: str) -> Target:
         """The target of that name; the torch may be named where it need not be."""

@@ -144,7 +144,7 @@ def as_json(document: object) -> str:
 def read(path: Path, decode: Callable[[bytes], Any]) -> Any:
     """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
     if not (path.is_file() or path.is_dir()):
-        raise FileNotFoundError(errno.ENOENT, "No such plain file", str(path))
+        raise FileNotFoundError(errno.ENOENT, "No such file, or it is a pipe", str(path))
     try:
         return decode(path.read_bytes())
     except RecursionError:
