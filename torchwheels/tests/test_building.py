@@ -542,6 +542,7 @@ def test_a_module_that_git_ignores_is_named_where_the_wheel_lacks_it(
             ": choose a target with such a torch (`torchwheels targets` lists all), or add one by `[[",
         ),
         ('requires = ["a b"]', "its build requires 'a b', which is no requirement"),
+        ("x = " + "[" * 9999, "failed: its [build-system]: maximum recursion depth exceeded"),
     ],
 )
 def test_build_system_that_cannot_be(

@@ -307,12 +307,16 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "releases: torch 2.99+cu130 is not of CUDA '': correct `cuda`",
         ),
         (
+            "[[releases]]\nversion = '2.99'\npythons = ['3.12']\nimage = 'x'",
+            "releases has `image` or `architectures` for CUDA '', other than what is known by then: ",
+        ),
+        (
             "[[releases]]\nversion = '2.99+cpu'\npythons = ['3.12']\ncuda = '13.0'",
             "releases: torch 2.99+cpu is not of CUDA '13.0': correct `cuda`",
         ),
         (
             "[[releases]]\nversion = '2.99'\npythons = ['3.12']\ncuda = '13.0'\nimage = 'x'",
-            "releases has `image` or `architectures` for CUDA 13.0, other than what is known by then: ",
+            "releases has `image` or `architectures` for CUDA '13.0', other than what is known by then: ",
         ),
         ("[tests]\ncommand = ' # none'", "tests: command has ' # none', but a command is expected"),
         (

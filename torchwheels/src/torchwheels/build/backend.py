@@ -189,7 +189,7 @@ def opened(
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         builder = ProjectBuilder(folder, str(place.environment.python), run)
-    except (BuildException, ValueError) as error:  # the latter of `backend-path`
+    except (BuildException, ValueError, RecursionError) as error:  # the second of `backend-path`
         raise place.failed(f"its [build-system]: {error}") from None
     try:
         yield builder

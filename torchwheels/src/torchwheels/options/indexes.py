@@ -44,9 +44,9 @@ def pip_settings(command: str) -> dict[str, str]:
     for key in ("index-url", "extra-index-url"):
         for place in found.get(key, "").split():
             if not (re.match(ADDRESS + ".", place) or Path(place).is_dir()):
+                said = f"pip's configuration has {output.without_userinfo(place)!r} as {key}"
                 raise UserError(
-                    f"pip's configuration has {output.without_userinfo(place)!r} as {key}, but an address such as "
-                    "'https://example.org/simple' is expected"
+                    f"{said}, but an address such as 'https://x.org/simple' is expected"
                 )
     return found
 
@@ -107,21 +107,18 @@ def has_no_index(settings: Mapping[str, str]) -> bool:
 
 def choices() -> list[str]:
     """What decides which versions are installed: the settings, and of each file that constrains them the hash."""
-    settings = pip_settings("install")
-    own = {name: value for name, value in os.environ.items() if _CHOOSES.match(name)}
-    both = {**uv_variables(settings), **own}
-    said = [settings.get("constraint", "")]
-    said += (own.get(f"UV_{x}", "") for x in ("CONSTRAINT", "BUILD_CONSTRAINT", "OVERRIDE"))
-    named, hashes = [x for each in said for x in each.split()], []
+    both = {**uv_variables(pip_settings("install")), **os.environ}
+    found = sorted(f"{x}={output.without_userinfo(both[x])}" for x in both if _CHOOSES.match(x))
+    said = (both.get(f"UV_{x}", "") for x in ("CONSTRAINT", "BUILD_CONSTRAINT", "OVERRIDE"))
+    named = [x for each in said for x in each.split()]
     for place in named:  # to which come those that a file includes
         if (file := Path(place)).is_file():
-            hashes.append(files.sha256(file))
+            found.append(files.sha256(file))
             included = _INCLUDED.findall(file.read_text(encoding="utf-8", errors="replace"))
             named += {str(file.parent / x) for x in included} - {*named}
         elif file.exists():  # uv would wait for the end of a pipe
             raise UserError(f"{place}, which is to constrain versions, is no plain file: name one")
-    chosen = sorted(f"{x}={output.without_userinfo(both[x])}" for x in both if _CHOOSES.match(x))
-    return [*chosen, *uv_options(), *hashes]
+    return found + uv_options()
 
 
 def of_torch(label: str) -> str:

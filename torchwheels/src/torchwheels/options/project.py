@@ -71,7 +71,7 @@ class Release(Table, frozen=True):
     """The Pythons that it has a wheel for."""
     cuda: str = ""
     """The CUDA version that it is of; empty: none."""
-    index: str = ""
+    place: str = msgspec.field(default="", name="index")
     """The package index that has it; empty: pip's own."""
     image: str = ""
     """Where its targets build in Docker, for a CUDA version that is not known."""
@@ -90,10 +90,6 @@ class Release(Table, frozen=True):
         own = f"cu{self.cuda.replace('.', '')}" if self.cuda else "cpu"
         if re.fullmatch(rf"(?!{own}$)(cpu|cu\d+)", Version(self.version).local or ""):
             raise ValueError(f"torch {self.version} is not of CUDA {self.cuda!r}: correct `cuda`")
-        if self.index and not re.match(indexes.ADDRESS, self.index):
-            raise ValueError(
-                f"index has {self.index!r}, but an address such as 'https://example.org/nightly' is expected"
-            )
 
 
 class OfTarget(Table, frozen=True):
@@ -177,13 +173,12 @@ class Options(OfTarget, frozen=True):
     def __post_init__(self) -> None:
         """Raises ValueError where two releases have targets of one name, or differ in what a CUDA version is."""
         OfTarget.__post_init__(self)
-        cudas: dict[str, object] = dict.fromkeys(releases.load().cudas, ("", ()))
+        cudas: dict[str, object] = dict.fromkeys(["", *releases.load().cudas], ("", ()))
         for x in self.own_releases:
-            if (said := (x.image, x.architectures)) != cudas.setdefault(x.cuda, said):
+            if (own := (x.image, x.architectures)) != cudas.setdefault(x.cuda, own):
+                said = f"releases has `image` or `architectures` for CUDA {x.cuda!r}"
                 why = "other than what is known by then: leave them out, or make them equal"
-                raise ValueError(
-                    f"releases has `image` or `architectures` for CUDA {x.cuda}, {why}"
-                )
+                raise ValueError(f"{said}, {why}")
         seen: dict[tuple[str, ...], str] = {}
         for each, python in ((x, y) for x in self.own_releases for y in x.pythons):
             key = python, each.cuda, minor(each.version)
@@ -212,7 +207,7 @@ class Project(Options, frozen=True, dict=True):
         torches, cudas = [*table.torches], {**table.cudas}
         for x in self.own_releases:
             of_cuda = (x.cuda,) if x.cuda else ()
-            torches.append(Torch(x.version, of_cuda, x.pythons, own=True, index=x.index))
+            torches.append(Torch(x.version, of_cuda, x.pythons, own=True, index=x.place))
             if x.cuda:
                 cudas.setdefault(x.cuda, Cuda(x.cuda, x.version, x.image, x.architectures))
         return replace(table, torches=tuple(torches), cudas=cudas, release=self.release)
@@ -492,6 +487,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _is_module),
     "command": ("a command is", lambda text: bool(shlex.split(text, comments=True))),
+    "place": ("an address such as 'https://example.org/nightly' is", _like(f"{indexes.ADDRESS}.*")),
     "pythons": ("a Python such as '3.12' or '3.14t' is", _like(r"3\.\d+t?")),
     "cuda": ("a version such as '13.0' is", _like(r"\d+\.\d+")),
     "architectures": ("a compute capability such as '9.0' is", _like(releases.ARCHITECTURE)),
