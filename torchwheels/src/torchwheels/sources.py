@@ -561,14 +561,20 @@ def _finder(refused: dict[str, int]) -> PackageFinder:
             f"variables such as ALL_PROXY name ({error}): correct them; a proxy is http://HOST:PORT"
         ) from None
     kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
-    asked = settings.get("index-url", "").split()
+    asked = index_urls()
     finder = PackageFinder(session, index_urls=asked, **kind)  # type: ignore[arg-type]  # of unearth's own
-    for url in settings.get("extra-index-url", "").split():
-        finder.add_index_url(url)
-    known = [each["url"] for each in finder.sources]
     if indexes.has_no_index(settings):
         finder.sources.clear()
     for place in settings.get("find-links", "").split():
         finder.add_find_links(place)
-    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=known)
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=asked)
     return finder
+
+
+def index_urls() -> list[str]:
+    """The package indexes that pip asks for sources: PyPI alone, where nothing is configured."""
+    settings = indexes.pip_settings("download")
+    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    return [source["url"] for source in finder.sources]
