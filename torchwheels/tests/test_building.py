@@ -1047,8 +1047,8 @@ def test_a_folder_of_a_commit_is_built(
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, but .*setup.py is a file: name a fol"),
-        (["build", "{}", "--dist={}/setup.py/x"], {}, "`--dist` names .*/x, but .*setup.py is a file: "),
+        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, but .*setup.py is no folder: name one"),
+        (["build", "{}", "--dist={}/setup.py/x"], {}, "`--dist` names .*/x, but .*setup.py is no folder: "),
         (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "SOURCE_DATE_EPOCH is '9*', but a number of sec"),

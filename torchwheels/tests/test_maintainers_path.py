@@ -370,26 +370,94 @@ def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
 ) -> None:
     wheel = forge.wheel()
     os.mkfifo(reports.report_file(wheel))
-    (found,) = reports.read_reports(wheel.parent, project.Project())
-    assert found["tests"] == []
+    with pytest.raises(
+        RefusedError, match=r"report\.json is no whole build report: delete it, and"
+    ):
+        reports.read_reports(wheel.parent, project.Project())
+    reports.report_file(wheel).unlink()
     record = wheel.parent / "tests" / "3.11-cpu" / "a.json"
     record.parent.mkdir(parents=True)
     os.mkfifo(record)
-    with pytest.raises(UserError, match=r"a\.json is no whole record of tests: delete it, or run"):
+    with pytest.raises(UserError, match=r"a\.json is no whole record of tests: delete it, and run"):
         reports.read_reports(wheel.parent, project.Project())
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "5", '{"tests": 5}', '{"options": {"tests": "\\ud800"}}', "\xe9", "[" * 100_000]
-)
-def test_a_report_of_another_kind_is_written_anew(forge: Forge, text: str) -> None:
-    wheel = forge.wheel()
+    "text",
+    [
+        "", "[]", "5", '{"tests": 5}', '{"tests": [{"target": "", "device": "", "passed": 1, "failed": null}]}',
+        '{"variant": {}}', '{"options": {"tests": "\\ud800"}}', "\xe9", "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_report_is_not_forgotten(
+    forge: Forge, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may have said that tests failed."""
+    wheel, file = forge.wheel(), reports.report_file(forge.wheel())
     (sound,) = reports.read_reports(wheel.parent, project.Project())
     changed = {**sound, **json.loads(text)} if text.startswith("{") else text
     content = changed if isinstance(changed, str) else json.dumps(changed)
-    reports.report_file(wheel).write_text(content, encoding="latin-1")
-    assert reports.promised(wheel, project.Project()).table == {}
+    file.write_text(content, encoding="latin-1")
+    before = file.read_bytes()
+    for words in (["audit"], ["index", f"--site={tmp_path / 'site'}"]):
+        with pytest.raises(SystemExit) as error:
+            cli.main([*words, f"--dist={wheel.parent}"])
+        assert error.value.code == RefusedError.code
+        assert f"torchwheels: {file} is no whole build report: delete" in capsys.readouterr().err
+        assert file.read_bytes() == before
+    file.unlink()
     assert reports.read_reports(wheel.parent, project.Project()) == [sound]
+
+
+def test_an_index_is_made_of_no_links(forge: Forge, tmp_path: Path) -> None:
+    """They may lead to anybody's files, or to themselves."""
+    dist, outside = forge.wheel().parent, tmp_path / "outside"
+    (outside / "secrets").mkdir(parents=True)
+    for name, to in (
+        ("docs", outside),
+        ("docs/index.html", outside / "secrets"),
+        ("docs/a/b", outside),
+        ("docs/loop", dist / "docs" / "loop"),
+        ("docs", dist / "docs"),
+        ("tests", outside),
+        ("tests/3.11-cpu", outside),
+        ("tests/3.11-cpu/a.json", outside / "gone"),
+        ("tests", dist / "tests"),
+    ):
+        (dist / name).parent.mkdir(parents=True, exist_ok=True)
+        (dist / name).symlink_to(to)
+        said = f"^{dist / name} is a link, and an index would publish what it leads to: put a copy"
+        with pytest.raises(RefusedError, match=said):
+            site.make_site(dist, tmp_path / "site", project.Project())
+        (dist / name).unlink()
+        for folder in ("docs", "tests"):
+            shutil.rmtree(dist / folder, ignore_errors=True)
+    assert not (tmp_path / "site").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["build", ".", "--target=3.11-cpu", "--backend=local", "--dist=loop"], "`--dist` names loop, but loop is no"),
+        (["build", ".", "--target=3.11-cpu", "--backend=local", "--subdirectory=loop"], "the source has neither a"),
+        (["audit", "--dist=loop"], "there is no wheel in loop"),
+        (["index", "--dist=loop"], "there is no wheel in loop"),
+        (["index", "--site=loop"], ".*loop is no folder: `--site` names one"),
+        (["index", "--site=loop/x"], "`--site` names .*loop, but .*loop is no folder: name one"),
+        (["merge", "dist", "--dist=loop/x"], "`--dist` names loop/x, but .*loop is no folder: name one"),
+    ],
+)  # fmt: skip
+def test_a_link_to_itself_is_no_folder(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    forge.wheel()
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(SystemExit) as error:
+        cli.main(words)
+    message = capsys.readouterr().err if isinstance(error.value.code, int) else error.value.code
+    assert re.match(f"torchwheels: {said}", (message or "").splitlines()[-1])
 
 
 def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
@@ -525,13 +593,17 @@ def test_a_file_system_that_cannot_exchange_folders(
     assert (tmp_path / "site" / "index.html").is_file()
 
 
-def test_index_is_in_no_folder_that_it_copies(forge: Forge, tmp_path: Path) -> None:
+def test_index_is_in_no_folder_that_it_reads(forge: Forge, tmp_path: Path) -> None:
     dist = forge.wheel().parent
     (dist / "docs").mkdir()
     (tmp_path / "link").symlink_to(dist / "docs")
-    for place in (dist / "docs" / "site", tmp_path / "link" / "a" / "site"):
-        with pytest.raises(UserError, match=r"a part of the documentation .*/docs: name a folder"):
+    inside = "docs", "docs/site", "tests", "variants", "builds/site"
+    for place in (*(dist / x for x in inside), tmp_path / "link" / "a" / "site"):
+        with pytest.raises(
+            UserError, match=r"site` names .*, and .* is of the wheels: name a fold"
+        ):
             site.make_site(dist, place, project.Project())
+    assert {x.name for x in dist.iterdir() if x.is_dir()} == {"docs"}
     assert not [*(dist / "docs").iterdir()]
 
 
@@ -565,7 +637,7 @@ def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"holds .*, which no index of torchwheels has written"):
             site.make_site(tmp_path / "dist", place, project.Project())
     assert (made / "wheels" / "thesis.txt").read_text() == "mine"
-    with pytest.raises(UserError, match=r"thesis\.txt is a file: `--site` names a folder"):
+    with pytest.raises(UserError, match=r"thesis\.txt is no folder: `--site` names one"):
         site.make_site(tmp_path / "dist", made / "wheels" / "thesis.txt", project.Project())
     (made / "wheels" / "thesis.txt").unlink()
     (made / "mine").symlink_to(tmp_path / "dist")
@@ -795,6 +867,29 @@ def test_the_last_run_of_a_command_of_the_project_is_what_counts(
     site.make_site(wheel.parent, made, project.Project())
     (run,) = json.loads(reports.report_file(wheel).read_text())["tests"]
     assert (run["device"], run["passed"], run["failed"]) == ("unknown", 1, 0)
+
+
+def test_a_command_of_the_project_that_passes_is_of_all_devices(
+    forge: Forge, tmp_path: Path
+) -> None:
+    """Else what pytest has said before, on a GPU, say, would count for ever; a run that dies forgets no failure."""
+    wheel, dist = forge.wheel(), tmp_path / "dist"
+    record, made = tmp_path / testing.RECORD, tmp_path / "site"
+
+    def run(device: str, code: int) -> None:
+        said = {"device": device, "passed": 1, "failed": code, "skipped": 0}
+        record.write_text(json.dumps(said if device else {}))
+        testing.keep_record(tmp_path, wheel, forge.target, dist, code, own_command=True)
+
+    for device, code, fails in (
+        ("CPU", 1, 1), ("H200", 1, 2), ("", 1, 3), ("CPU", 0, 1), ("", 0, 0), ("H200", 1, 1), ("", 0, 0),
+    ):  # fmt: skip
+        run(device, code)
+        for _ in range(2):
+            found = reports.audited(wheel, project.Project())
+            reports.write(found, wheel)
+            assert len(reports.problems(found)) == fails
+    site.make_site(dist, made, project.Project())
 
 
 @pytest.mark.parametrize("failure", [None, {"device": "CPU", "passed": 2, "failed": 1}])

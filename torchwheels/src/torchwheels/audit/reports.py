@@ -4,11 +4,13 @@ passed.
 It is stored beside the wheel, not in it: adding the results to the tested file would make it another file.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -17,6 +19,7 @@ from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Expectation, Project, Target, of_table, preset, releases
 from torchwheels.system import as_json, read_json, sandbox, sha256, write_text
+from torchwheels.system.files import own_files
 from torchwheels.wheel import Used, Wheel, finish, variants
 
 
@@ -31,14 +34,10 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
     """
     report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
     known = _known(path) or {"tests": []}
-    earlier = known["tests"]
-    for run in [x for x in earlier if "sha256" in x]:
-        # A later run takes the place of one of this file; of one that died nobody knows the device.
-        same = (x for x in report["tests"] if x["target"] == run["target"])
-        if any(run["device"] in (x["device"], "unknown") for x in same):
-            earlier.remove(run)
+    later = tests_of(path.parent / "tests", report["sha256"])
+    earlier = [x for x in known["tests"] if not any(_replaces(run, x) for run in later)]
     of_farm = {"farm": known["farm"]} if "farm" in known else {}  # which no audit can see, either
-    return {**report, "tests": earlier + report["tests"], **of_farm}
+    return {**report, "tests": earlier + later, **of_farm}
 
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
@@ -76,10 +75,9 @@ def of(found: Wheel, expectation: Expectation) -> dict[str, Any]:
     """The build report of a wheel of which that is expected."""
     path = found.path
     findings = rules.findings(found, expectation)
-    digest = sha256(path)
     return {
         "wheel": path.name,
-        "sha256": digest,
+        "sha256": sha256(path),
         "size": path.stat().st_size,
         "name": found.name,
         "version": str(found.version),
@@ -95,7 +93,7 @@ def of(found: Wheel, expectation: Expectation) -> dict[str, Any]:
             for rule, texts in findings.items()
         ],
         "options": expectation.options.table,
-        "tests": tests_of(path.parent / "tests", digest),
+        "tests": [],
     }
 
 
@@ -143,34 +141,68 @@ def promised(path: Path, own: Project) -> Project:
 
 def _known(path: Path) -> dict[str, Any] | None:
     """The build report that lies beside the wheel, where it is of this very file."""
-    try:
-        report: dict[str, Any] = read_json(report_file(path))
-        name, version, _, _ = parse_wheel_filename(path.name)
-        named = path.name, name, str(version)
-        files = {path: report}
-        if variant := report.get("variant"):
-            files[path.parent / variants.FOLDER / variant["wheel"]] = variant
-        same = (report["wheel"], report["name"], report["version"]) == named and all(
-            each["sha256"] == sha256(file) for file, each in files.items()
-        )
-        same &= all({"target", "device", "passed", "failed"} <= {*x} for x in report["tests"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    if not os.path.lexists(report_file(path)):
         return None
+    report = _whole(report_file(path), _Report, "build report")
+    name, version, _, _ = parse_wheel_filename(path.name)
+    files = {path: report}
+    if variant := report.get("variant"):
+        files[path.parent / variants.FOLDER / variant["wheel"]] = variant
+    same = (report["wheel"], report["name"], report["version"]) == (path.name, name, str(version))
+    same &= all(x.is_file() and each["sha256"] == sha256(x) for x, each in files.items())
     return report if same else None
 
 
 def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
     """The records of the test runs of this very file."""
-    found = []
-    for file in sorted(folder.glob("*/*.json")):
-        try:
-            record = read_json(file)
-            if record["sha256"] == digest:
-                found.append(record)
-        except (OSError, ValueError, KeyError, TypeError):
-            why = "is no whole record of tests: delete it, or run the tests again"
-            raise UserError(f"{file} {why}") from None
-    return found
+    named = [x for x in own_files(folder) if x.parent.parent == folder and x.suffix == ".json"]
+    records = (_whole(x, _Record, "record of tests") for x in named)
+    return [x for x in records if x["sha256"] == digest]
+
+
+def _replaces(later: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Whether a run of a file's tests takes the place of an earlier one, whose device nobody may know.
+
+    Where nobody knows its own, a command of the project's own has run, or it died: if it passed, it is of all devices.
+    """
+    if "sha256" not in run or later["target"] != run["target"]:
+        return False
+    is_of_all = later["device"] == "unknown" and not later["failed"]
+    return is_of_all or run["device"] in (later["device"], "unknown")
+
+
+class _Run(msgspec.Struct):
+    target: str
+    device: str
+    passed: int
+    failed: int
+
+
+class _Record(_Run):
+    sha256: str
+
+
+class _File(msgspec.Struct):
+    wheel: str
+    sha256: str
+
+
+class _Report(_File):
+    name: str
+    version: str
+    tests: list[_Run]
+    variant: _File | None = None
+
+
+def _whole(file: Path, kind: type[msgspec.Struct], name: str) -> dict[str, Any]:
+    """What a file says that has all of `kind`; an error where it has not: it may have said that tests failed."""
+    try:
+        said: dict[str, Any] = read_json(file)
+        msgspec.convert(said, kind)
+    except (OSError, ValueError):
+        why = f"is no whole {name}: delete it, and run the tests again"
+        raise RefusedError(f"{file} {why}") from None
+    return said
 
 
 def problems(report: dict[str, Any]) -> list[str]:

@@ -278,7 +278,7 @@ def _project_folder(place: Workplace) -> Path:
 
 def project_folder(project: Project, target: Target, sources: Path) -> Path:
     """Where in its sources the project is; an error says that it is not there, or is for other Pythons."""
-    folder = (sources / project.subdirectory).resolve()
+    folder = Path(os.path.realpath(sources / project.subdirectory))
     is_project = any((folder / name).is_file() for name in ("setup.py", "pyproject.toml"))
     if not is_project or not folder.is_relative_to(sources.resolve()):
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"

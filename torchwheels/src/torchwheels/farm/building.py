@@ -129,7 +129,8 @@ def _noted(path: Path, options: Project, told: Row) -> Row:
     """Adds to the report of a wheel what the farm knows, and puts the metadata beside the files."""
     try:
         report: Row = read_json(reports.report_file(path))
-    except (OSError, ValueError):  # of a wheel that was there already
+    except (OSError, ValueError):  # of a wheel that was there already, and has just been tested
+        reports.report_file(path).unlink(missing_ok=True)
         report = reports.audited(path, options)
     report["tests"] = reports.tests_of(path.parent / "tests", report["sha256"])
     files = files_of(report, path.parent)

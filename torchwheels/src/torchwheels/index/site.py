@@ -37,6 +37,8 @@ Listings: TypeAlias = dict[str, dict[str, list[Json]]]
 """Of each address the projects, and the files of each."""
 
 TEMPLATE = Path(__file__).with_name("page.html")
+_PARTS = ("builds", "docs", "tests", variants.FOLDER)
+"""The folders that lie beside wheels."""
 _HEAD = Path(__file__).with_name("head.html")
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATE.parent),
@@ -51,10 +53,13 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
-    if (dist / "docs").resolve() in site.resolve().parents:  # which would be copied into itself
-        raise UserError(
-            f"`--site` names {site}, a part of the documentation {dist / 'docs'}: name a folder beside it"
-        )
+    there = Path(os.path.realpath(site))
+    for part in (dist / name for name in _PARTS):
+        if Path(os.path.realpath(part)) in (there, *there.parents):
+            raise UserError(
+                f"`--site` names {site}, and {part} is of the wheels: name a folder beside it"
+            )
+    has_docs = bool(files.own_files(dist / "docs"))
     projects: dict[str, list[Json]] = {}
     found = audit.read_reports(dist, own)
     for report in sorted(found, key=lambda x: Version(x["version"])):
@@ -80,13 +85,13 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 if each:
                     listed.setdefault(index_of(each), {}).setdefault(name, []).append(entry)
         write_listings(new, listed, "wheels/")
-        if (dist / "docs").is_dir():
+        if has_docs:
             shutil.copytree(dist / "docs", new / "docs")
         text = page(
             TEMPLATE,
             title=f"Wheels of {', '.join(projects)}",
             documentation=[(x, y[-1]["summary"] or "no description") for x, y in projects.items()],
-            has_documentation=(dist / "docs").is_dir(),
+            has_documentation=has_docs,
             sections="".join(_section(name, found) for name, found in projects.items()),
         )
         write_text(new / "index.html", text)
@@ -108,7 +113,7 @@ def _check_distinct(reports: Iterable[Json]) -> None:
 @contextlib.contextmanager
 def replaced(site: Path) -> Iterator[Path]:
     """A new folder, which takes the place of `site` at the end: a run that fails leaves the old one."""
-    site = site.resolve()  # not a link to it
+    site = Path(os.path.realpath(site))  # not a link to it
     files.check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
     with scratch(site.parent, ".site-") as work:
@@ -119,7 +124,7 @@ def replaced(site: Path) -> Iterator[Path]:
             files.acquire(lock, site)
             _check_replaceable(site, new)  # before others are made for it
             yield new
-            (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
+            (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(files.below(new)), MARK])))
             _check_replaceable(site, new)
             if not site.exists():
                 new.rename(site)
@@ -132,25 +137,14 @@ def replaced(site: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """All in a folder but folders; a link to one may be anybody's."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=stop):
-        links = [x for x in folders if Path(parent, x).is_symlink()]
-        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted(names + links))
-
-
 def _check_replaceable(site: Path, new: Path) -> None:
     """Raises an error where something would go that no index has written, or a wheel become another one."""
-    if site.exists() and not site.is_dir():
-        raise UserError(f"{site} is a file: `--site` names a folder")
+    if os.path.lexists(site) and not site.is_dir():
+        raise UserError(f"{site} is no folder: `--site` names one")
     mark = site / MARK
     ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
     # Of the first alone: `/` has many.
-    if site.exists() and (other := next((x for x in _files(site) if x not in ours), "")):
+    if site.exists() and (other := next((x for x in files.below(site) if x not in ours), "")):
         raise UserError(
             f"{site} holds {other}, which no index of torchwheels has written: name another folder (`--site`), "
             "or take it away"

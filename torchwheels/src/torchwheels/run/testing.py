@@ -215,6 +215,9 @@ def keep_record(
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device, digest = re.sub(r"[^a-z0-9]+", "-", record["device"].lower()), record["sha256"][:12]
     folder = files.marked(dist) / "tests" / target.name
-    # Of a run before, on whichever device.
-    (folder / f"{digest}-unknown.json").unlink(missing_ok=True)
-    files.write_text(folder / f"{digest}-{device}.json", files.as_json(record))
+    file = folder / f"{digest}-{device}.json"
+    files.write_text(file, files.as_json(record))
+    # Of a run before, on whichever device; where this one passed without saying its own, it is of all.
+    replaced = "unknown" if device != "unknown" or record["failed"] else "*"
+    for other in {*folder.glob(f"{digest}-{replaced}.json")} - {file}:
+        other.unlink()

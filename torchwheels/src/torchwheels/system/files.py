@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.system.output import masked
 
 MARK = ".torchwheels"
@@ -39,6 +39,27 @@ def expanded(path: str) -> Path:
     except RuntimeError:
         why = "is in a home folder that there is not"
         raise UserError(f"{path} {why}: set HOME, or write the whole path") from None
+
+
+def below(folder: Path) -> Iterator[str]:
+    """All in a folder but folders; a link to one may be anybody's."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=stop):
+        links = [x for x in folders if Path(parent, x).is_symlink()]
+        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted(names + links))
+
+
+def own_files(folder: Path) -> list[Path]:
+    """All files of a folder that gets published, if it is there; an error where one of them lies elsewhere."""
+    found = [*map(folder.joinpath, below(folder))] if folder.is_dir() else []
+    if link := next((x for x in (folder, *found) if x.is_symlink()), None):
+        raise RefusedError(
+            f"{link} is a link, and an index would publish what it leads to: put a copy of that in its place"
+        )
+    return found
 
 
 SCRATCH = ".torchwheels-scratch"
@@ -95,9 +116,9 @@ def _remove_left(folder: Path) -> None:
 def check_writable(folder: Path, option: str) -> None:
     """Raises an error, before any work, where the folder that an option names cannot be written, or made."""
     try:
-        there = next(x for x in (folder, *folder.absolute().parents) if x.exists())
+        there = next(x for x in (folder, *folder.absolute().parents) if os.path.lexists(x))
         if not there.is_dir():
-            raise UserError(f"`{option}` names {folder}, but {there} is a file: name a folder")
+            raise UserError(f"`{option}` names {folder}, but {there} is no folder: name one")
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         raise UserError(
