@@ -78,6 +78,14 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
         (f'{FILES}[[project]]\nsource = "x"\nversions = "new"', "versions is 'new', but"),
         (f'{FILES}[[project]]\nsource = "x"\nversion = 1', "did you mean 'versions'?"),
         (f'{FILES}[[project]]\nsource = "x"\npretend-gpus = true', "did you mean 'pretend-gpu'?"),
+        (
+            f'{FILES}targets = ["3.11-cpuu"]\n[[project]]\nsource = "x"\ntargets = ["3.11-cpu"]',
+            "farm.toml: targets: there is no target '3.11-cpuu': a target is",
+        ),
+        (
+            f'{FILES}[[project]]\nsource = "~nosuch/x"',
+            "~nosuch/x is in a home folder that there is not",
+        ),
         (f'{FILES}target = ["3.11-cpu"]\n[[project]]\nsource = "x"', "did you mean 'targets'?"),
         ('[[project]]\nsource = "x"', "files is '', but an address with {tag} in it is expected"),
         (
@@ -161,6 +169,14 @@ def test_tags_of_a_repository(
 def test_the_version_that_a_tag_names(tag: str, version: str | None) -> None:
     found = wanted.version_of(tag)
     assert (found and str(found)) == version
+
+
+def test_a_source_may_be_in_the_home_folder(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(repository.parent))
+    found, lost = wanted.of_farm(written(tmp_path, 'source = "~/tinyops"'))
+    assert ({x.source for x in found}, lost) == ({str(repository)}, {})
 
 
 def test_a_project_that_nobody_can_look_up_stops_no_other(repository: Path, tmp_path: Path) -> None:
@@ -468,6 +484,7 @@ def test_what_is_not_whole_is_built_again_and_stops_no_index(
     [
         (["build", "--only=tinyop"], "`--only` names 'tinyop', and farm.toml has no such project: did you mean tiny"),
         (["missing", "--only=x 1.0 *"], "`--only` names 'x', and farm.toml has no such project: did you mean tinyops?"),
+        (["missing", "--only=tinyops 9 3.11-cpu"], "`--only` names 'tinyops 9 3.11-cpu', which no wheel is called: "),
         (["missing", "--rebuild=x*"], "`--rebuild` names 'x*', and farm.toml has no such project"),
         (["build", "--dist=/proc/x"], "`--dist` names /proc/x, where nothing can be written"),
         (["index", "--release=site/files"], "`--release` names site/files, a part of the index site: name a folder"),

@@ -14,6 +14,7 @@ from torchwheels.errors import UserError
 from torchwheels.options import Project, indexes, project
 from torchwheels.options import schema as options_schema
 from torchwheels.system import masked
+from torchwheels.system.files import expanded
 
 NEWEST = "newest"
 
@@ -75,6 +76,7 @@ def load(file: Path) -> Farm:
     if not tables:
         raise UserError(f"{file} has no project: add a table [[project]] with its `source`")
     settings = project.read(Settings, table, str(file))
+    project.of_file({"targets": [*settings.targets]}, file, str(file))  # which no project may use
     fits = "{tag}" in settings.files and not re.search("[{}]", settings.files.replace("{tag}", ""))
     if not fits or not re.match(indexes.ADDRESS, settings.files):
         raise UserError(
@@ -121,6 +123,8 @@ def _entry(table: dict[str, Any], farm: Settings, file: Path) -> Entry:
     source = given.get("source")
     if not source:
         raise UserError(f"{file}: a [[project]] has no `source`: {table}")
+    if str(source).startswith("~"):
+        given["source"] = source = str(expanded(source))
     where = f"{file}: the project {source}"
     said = given.pop("versions", NEWEST)
     versions = _versions(said, f"{where}: versions")

@@ -1,5 +1,6 @@
 """What a farm shall have: each project's versions and targets, and of what each wheel is made."""
 
+import difflib
 import fnmatch
 import hashlib
 import json
@@ -55,17 +56,19 @@ def of_farm(farm: Farm, only: str = "*") -> tuple[list[Wanted], dict[str, str]]:
 
     `only`: of what is called so, or of projects of that name.
     """
-    found: list[Wanted] = []
+    known: list[Wanted] = []
     lost = {}
     for entry in farm.projects:
         if not fnmatch.fnmatchcase(entry.name, only.partition(" ")[0]):
             continue
         try:
-            each = [*_of_project(entry)]
+            known += [*_of_project(entry)]
         except (UserError, OSError) as error:
             lost[entry.name] = masked(str(error))  # a page has it in other characters
-            continue
-        found += (x for x in each if " " not in only or fnmatch.fnmatchcase(x.key, only))
+    found = [x for x in known if " " not in only or fnmatch.fnmatchcase(x.key, only)]
+    if known and not found:
+        near = difflib.get_close_matches(only, [x.key for x in known], 1, cutoff=0.0)[0]
+        raise UserError(f"`--only` names {only!r}, which no wheel is called: did you mean {near}?")
     key, times = max(Counter(x.key for x in found).items(), key=lambda x: x[1], default=("", 0))
     if times > 1:
         raise UserError(f"two tables [[project]] ask for {key}: leave it out of one of them")
