@@ -118,10 +118,17 @@ def test_what_others_have_in_the_cache_is_not_removed(
         with pytest.raises(SystemExit, match=r"which holds other files \(build\).*: name a new"):
             cli.main(command)
     assert (cache / "build" / "of a user").is_dir()
-    (cache / MARK).touch()
+    (cache / MARK).touch()  # as the folder of somebody's wheels has it
+    (cache / "thesis").mkdir()
+    with pytest.raises(SystemExit, match=r"which holds other files \(.*\).*: name a new folder"):
+        cli.main(["clean"])
+    assert (cache / "build" / "of a user").is_dir()
+    (cache / "thesis").rmdir()
+    cli.main(["clean", "build/*"])  # it is a cache of torchwheels 0.1
+    assert not (cache / "build" / "of a user").exists()
     (cache / "thesis").mkdir()  # which is no part of it
     cli.main(["clean"])
-    assert (cache / "thesis").is_dir()
+    assert (cache / "thesis").is_dir() and not (cache / "compiled").exists()
 
 
 def test_what_is_named_is_removed_but_not_what_is_in_use(

@@ -18,8 +18,7 @@ from torchwheels import wheel
 from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Expectation, Project, Target, of_table, preset, releases
-from torchwheels.system import as_json, read_json, sandbox, sha256, write_text
-from torchwheels.system.files import own_files
+from torchwheels.system import as_json, files, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import Used, Wheel, finish, variants
 
 
@@ -145,17 +144,19 @@ def _known(path: Path) -> dict[str, Any] | None:
         return None
     report = _whole(report_file(path), _Report, "build report")
     name, version, _, _ = parse_wheel_filename(path.name)
-    files = {path: report}
+    said = {path: report}
     if variant := report.get("variant"):
-        files[path.parent / variants.FOLDER / variant["wheel"]] = variant
+        said[path.parent / variants.FOLDER / variant["wheel"]] = variant
     same = (report["wheel"], report["name"], report["version"]) == (path.name, name, str(version))
-    same &= all(x.is_file() and each["sha256"] == sha256(x) for x, each in files.items())
+    same &= all(x.is_file() and each["sha256"] == sha256(x) for x, each in said.items())
     return report if same else None
 
 
 def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
     """The records of the test runs of this very file."""
-    named = [x for x in own_files(folder) if x.parent.parent == folder and x.suffix == ".json"]
+    named = [
+        x for x in files.own_files(folder) if x.parent.parent == folder and x.suffix == ".json"
+    ]
     records = (_whole(x, _Record, "record of tests") for x in named)
     return [x for x in records if x["sha256"] == digest]
 

@@ -13,8 +13,7 @@ from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.options import Project, indexes, project
 from torchwheels.options import schema as options_schema
-from torchwheels.system import masked
-from torchwheels.system.files import expanded
+from torchwheels.system import files, masked
 
 NEWEST = "newest"
 
@@ -124,7 +123,7 @@ def _entry(table: dict[str, Any], farm: Settings, file: Path) -> Entry:
     if not source:
         raise UserError(f"{file}: a [[project]] has no `source`: {table}")
     if str(source).startswith("~"):
-        given["source"] = source = str(expanded(source))
+        given["source"] = source = str(files.expanded(source))
     where = f"{file}: the project {source}"
     said = given.pop("versions", NEWEST)
     versions = _versions(said, f"{where}: versions")

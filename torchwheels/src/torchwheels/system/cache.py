@@ -15,6 +15,7 @@ from torchwheels.system.files import MARK, acquire, check_writable, expanded, ma
 from torchwheels.system.output import in_columns
 
 PARTS = ("environments", "build", "compiled")
+_OWN_MARK = ".torchwheels-cache"
 _IN_PARTS = ("environments", "build")  # of which each part has a lock of its own
 
 
@@ -36,13 +37,17 @@ def own() -> Path:
     check_writable(folder, "TORCHWHEELS_CACHE")
     marked(folder)
     # In a container a part is a volume.
-    others = {x.name for x in folder.iterdir() if not x.is_mount()} - {"lost+found"}
-    if others and MARK not in others:
+    names = {x.name for x in folder.iterdir() if not x.is_mount()} - {"lost+found"}
+    others = names - {MARK}
+    # Until 0.2 it had the mark alone that a folder with somebody's wheels has, too.
+    is_older = MARK in names and {x.partition(".")[0] for x in others} <= {*PARTS}
+    if others and not is_older and _OWN_MARK not in names:
         raise UserError(
             f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
             "empties it: name a new folder"
         )
-    (folder / MARK).touch()
+    for mark in (MARK, _OWN_MARK):
+        (folder / mark).touch()
     return folder
 
 

@@ -21,7 +21,7 @@ from torchwheels.errors import RefusedError, UserError
 from torchwheels.system.output import masked
 
 MARK = ".torchwheels"
-"""A file in each folder that is this tool's own: no sources are there, and what is there it may delete."""
+"""A file in each folder that is this tool's own: no sources are there."""
 
 
 def marked(folder: Path) -> Path:
