@@ -553,7 +553,7 @@ def test_a_report_that_says_something_else_is_left_out(
         assert all(site in (x, *x.parents) for x in {*tmp_path.rglob("*")} - before), key
         Path(site, state.FILE).write_text(json.dumps({"rows": [report]}))
         with pytest.raises(SystemExit, match="does not say which wheels there are"):
-            farm("index")
+            farm("missing")
         shutil.rmtree(site)
     assert builds.built == ["3.11-cpu"]
 

@@ -644,7 +644,25 @@ def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"site holds mine, which no index of torchwheels has"):
         site.make_site(tmp_path / "dist", made, project.Project())
     (made / "mine").unlink()
+    page = (made / "index.html").read_text()
+    for spoil in (
+        lambda file: file.write_text("mine"),
+        lambda file: file.symlink_to(tmp_path / "dist"),
+        os.mkfifo,
+    ):
+        (made / "index.html").unlink()
+        spoil(made / "index.html")
+        with pytest.raises(
+            UserError, match=r"holds index\.html, which no index of torchwheels has"
+        ):
+            site.make_site(tmp_path / "dist", made, project.Project())
+    (made / "index.html").unlink()
+    (made / "index.html").write_text(page)
     site.make_site(tmp_path / "dist", made, project.Project())
+    (made / MARK).write_text(
+        "\0".join(x.partition("//")[0] for x in (made / MARK).read_text().split("\0"))
+    )
+    site.make_site(tmp_path / "dist", made, project.Project())  # one of torchwheels 0.1
     with pytest.raises(UserError, match=r"^/ holds .*, which no index of torchwheels has written"):
         site.make_site(tmp_path / "dist", Path("/"), project.Project())
 

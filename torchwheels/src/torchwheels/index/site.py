@@ -124,7 +124,8 @@ def replaced(site: Path) -> Iterator[Path]:
             files.acquire(lock, site)
             _check_replaceable(site, new)  # before others are made for it
             yield new
-            (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(files.below(new)), MARK])))
+            said = [f"{x}//{sha256(new / x)}" for x in sorted(files.below(new))]
+            (new / MARK).write_bytes(os.fsencode("\0".join([*said, MARK])))
             _check_replaceable(site, new)
             if not site.exists():
                 new.rename(site)
@@ -142,13 +143,17 @@ def _check_replaceable(site: Path, new: Path) -> None:
     if os.path.lexists(site) and not site.is_dir():
         raise UserError(f"{site} is no folder: `--site` names one")
     mark = site / MARK
-    ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
-    # Of the first alone: `/` has many.
-    if site.exists() and (other := next((x for x in files.below(site) if x not in ours), "")):
-        raise UserError(
-            f"{site} holds {other}, which no index of torchwheels has written: name another folder (`--site`), "
-            "or take it away"
-        )
+    said = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
+    ours = {name: digest for name, _, digest in (x.partition("//") for x in said)}
+    for name in files.below(site) if site.exists() else ():
+        file, digest = site / name, ours.get(name)
+        plain = file.is_file() and not file.is_symlink()
+        # Until 0.2 a mark had no hashes.
+        if digest is None or (digest and not (plain and sha256(file) == digest)):
+            raise UserError(
+                f"{site} holds {name}, which no index of torchwheels has written: name another folder (`--site`), "
+                "or take it away"
+            )
     for wheel in new.glob("wheels/*.whl"):
         earlier = site / "wheels" / wheel.name
         if earlier.is_file() and sha256(earlier) != sha256(wheel):
