@@ -14,8 +14,8 @@ echo "$@" >> said
 for folder in "$@"; do folder=${folder#--dir=}; done
 case "$*" in *3.12-cpu*) printf 'caf\\351: ' >&2; echo "no valid artifacts found to download" >&2; exit 1 ;; esac
 mkdir -p "$folder/wheel-3.11-cpu/variants"
-echo new > "$folder/wheel-3.11-cpu/new.whl"
-echo a variant > "$folder/wheel-3.11-cpu/variants/x.whl"
+echo new > "$folder/wheel-3.11-cpu/new-1-py3-none-any.whl"
+echo a variant > "$folder/wheel-3.11-cpu/variants/new-1-py3-none-any-cpu.whl"
 """
 
 
@@ -31,16 +31,16 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_newest_artifact_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["fetch", "--target=3.11-cpu"])
     assert capsys.readouterr().out.splitlines() == [
-        "torchwheels: fetched dist/new.whl",
-        "torchwheels: fetched dist/variants/x.whl",
+        "torchwheels: fetched dist/new-1-py3-none-any.whl",
+        "torchwheels: fetched dist/variants/new-1-py3-none-any-cpu.whl",
     ]
     cli.main(["fetch"])  # the same again
-    assert (tmp_path / "dist" / "new.whl").read_text() == "new\n"
-    (tmp_path / "dist" / "new.whl").write_text("mine")
+    assert (tmp_path / "dist" / "new-1-py3-none-any.whl").read_text() == "new\n"
+    (tmp_path / "dist" / "new-1-py3-none-any.whl").write_text("mine")
     with pytest.raises(SystemExit) as stopped:
         cli.main(["fetch", "--name=wheels", "--repository=owner/name", "--run=7"])
     assert stopped.value.code == 4
-    assert "has the name of a file with another content, dist/new.whl" in capsys.readouterr().err
+    assert "has the name of a file with another content, dist/new-1-" in capsys.readouterr().err
     said = [line.partition(" --dir=")[0] for line in (tmp_path / "said").read_text().splitlines()]
     assert said == [
         "run download --pattern=wheel-3.11-cpu",

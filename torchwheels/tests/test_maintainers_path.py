@@ -467,12 +467,12 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     for part, content in (("one", "x"), ("two", "x"), ("three", "y")):
         (tmp_path / part / "variants").mkdir(parents=True)
         (tmp_path / part / "variants" / "a-1-py3-none-any-cu130.whl").write_text(content)
-        (tmp_path / part / f"{part}.report.json").write_text(part)
+        (tmp_path / part / f"{part}-1-py3-none-any.report.json").write_text(part)
         (tmp_path / part / "a-1-py3-none-any.whl").write_text("a")
     dist, parts = tmp_path / "dist", [str(tmp_path / x) for x in ("one", "two", "three")]
     cli.main(["merge", *parts[:2], f"--dist={dist}"])
     assert f"torchwheels: put 4 files into {dist}\n" in capsys.readouterr().out
-    assert sorted(x.name for x in dist.rglob("*.json")) == ["one.report.json", "two.report.json"]
+    assert sorted(x.name[:3] for x in dist.rglob("*.report.json")) == ["one", "two"]
     with pytest.raises(SystemExit) as error:
         cli.main(["merge", *parts, f"--dist={dist}"])
     with pytest.raises(SystemExit, match=r"^torchwheels: there is no folder none: name those in"):
@@ -488,10 +488,22 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
         for place, text in ((tmp_path / "one", "theirs"), (dist, "mine")):
             (place / name).parent.mkdir(exist_ok=True)
             (place / name).write_text(text)
-        with pytest.raises(SystemExit):
-            cli.main(["merge", *parts[:2], f"--dist={dist}"])
+        cli.main(["merge", *parts[:2], f"--dist={dist}"])
+        said = f"torchwheels: {tmp_path / 'one' / name} is left out: it is no wheel, and no record"
+        assert said in capsys.readouterr().err
         assert (dist / name).read_text() == "mine"
+        (dist / name).unlink()
+        cli.main(["merge", *parts[:2], f"--dist={dist}"])
+        assert not (dist / name).exists()
         (tmp_path / "one" / name).unlink()
+    (dist / "docs").mkdir()
+    (dist / "docs" / "index.html").write_text("mine")
+    (tmp_path / "one" / "docs").mkdir()
+    (tmp_path / "one" / "docs" / "index.html").write_text("theirs")
+    with pytest.raises(SystemExit):
+        cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert (dist / "docs" / "index.html").read_text() == "mine"
+    shutil.rmtree(tmp_path / "one" / "docs")
     name = "a-1-py3-none-any.report.json"
     for place, text in ((dist, "mine"), (tmp_path / "one", "theirs")):
         (place / name).write_text(text)
@@ -500,7 +512,6 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     cli.main(["merge", *parts[:2], f"--dist={dist}"])
     assert (dist / name).read_text() == "theirs"
     assert not (dist / MARK).exists()
-    assert [(dist / x).read_text() for x in ("setup.py", "b.json")] == ["mine", "mine"]
 
 
 def test_a_merge_leaves_nothing_out_in_silence(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -145,15 +146,15 @@ def _plain(path: Path) -> str:
 _WHEEL = r"[^/-]+(-[^/-]+){4,6}"
 _MADE_ANEW = re.compile(
     rf"(.+/)?{_WHEEL}\.(report\.json|whl\.metadata|whl\.refused)|[^/]+(-[^/]+){{2,}}\.failed\.json|"
-    r"builds/[0-9a-f]{16}\.json|tests/[^/]+/[0-9a-f]{12}-[^/]+\.json|docs/.*"
+    r"builds/[0-9a-f]{16}\.json|tests/[^/]+/[0-9a-f]{12}-[^/]+\.json"
 )
+_OF_ONE_CONTENT = re.compile(rf"(.+/)?{_WHEEL}\.whl|docs/.*")
 
 
 def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
     """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies.
 
-    Reports, records and documentation are of the last folder. Nothing else is replaced: `dist` may have files of
-    somebody, of whom no mark of a folder makes it ours.
+    Reports and records are of the last folder. Nothing else is replaced, and what else somebody has there stays.
     """
     marked(dist)
     copied: dict[Path, Path] = {}
@@ -161,11 +162,16 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
         if not part.is_dir():
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
         for file in (x for x in sorted(part.rglob("*")) if not x.is_dir() and x.name != MARK):
+            name = file.relative_to(part)
+            is_record = _MADE_ANEW.fullmatch(str(name))
+            if not is_record and not _OF_ONE_CONTENT.fullmatch(str(name)):
+                why = "is left out: it is no wheel, and no record or documentation of one"
+                print(f"torchwheels: {file} {why}", file=sys.stderr)
+                continue
             if not file.is_file():
                 raise UserError(f"{file} is no file, or a link to none: take it away, or fetch it")
-            name = file.relative_to(part)
             there = copied.get(dist / name, dist / name)
-            anew = _MADE_ANEW.fullmatch(str(name)) and there.is_file()
+            anew = is_record and there.is_file()
             if not anew and there.exists() and (there.is_dir() or sha256(there) != sha256(file)):
                 raise RefusedError(
                     f"{file} has the name of a file with another content, {there}: a name has one content, so delete "
