@@ -575,7 +575,7 @@ def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path)
     why = (
         rf"^{made}/wheels/{re.escape(wheel.name)} is another file .* a new version, or delete it if"
     )
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(RefusedError, match=why):
         site.make_site(tmp_path / "dist", made, project.Project())
     assert {x: x.read_bytes() for x in made.rglob("*") if x.is_file()} == before
 
@@ -946,6 +946,29 @@ def test_tests_that_pass_in_the_end_are_what_counts(
     record.unlink()
     site.make_site(dist, made, project.Project())
     assert json.loads(reports.report_file(wheel).read_text())["tests"] == [run]
+
+
+@pytest.mark.usefixtures("read_in_own_process")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (b"tinyops-1.0.whl", "is not named <project>-<version>-"),
+        (b"tinyops-1.0-cp311-cp311-linux_x86_64.whl", "its metadata have the version 1.0+cpu.torch2.13"),
+        (b"tinyops-1.0-cp311-cp311-linux_x86_64-cpu.whl", "is a wheel's variant: it belongs into"),
+        (b"caf\xe9-1.0-cp311-cp311-linux_x86_64.whl", "caf\\udce9-1.0-cp311-cp311-linux_x86_64.whl' has characters"),
+        (b"tiny\nops-1.0-cp311-cp311-linux_x86_64.whl", "wheel has: name it as its build did, or delete it\n"),
+        (b"Tinyops-1.0+cpu.torch2.13-cp311-cp311-manylinux_2_5_x86_64.whl", "are of one version and for the same ma"),
+    ],
+)  # fmt: skip
+def test_a_wheel_that_no_index_takes_ends_with_its_exit_code(
+    forge: Forge, tmp_path: Path, name: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel, made = forge.wheel(), tmp_path / "site"
+    shutil.copy(wheel, os.fsdecode(bytes(wheel.parent) + b"/" + name))
+    with pytest.raises(SystemExit) as error:
+        cli.main(["index", f"--dist={wheel.parent}", f"--site={made}"])
+    assert (error.value.code, made.exists()) == (RefusedError.code, False)
+    assert said in capsys.readouterr().err
 
 
 def test_index_checks_what_has_no_report_of_its_own(forge: Forge, tmp_path: Path) -> None:

@@ -83,13 +83,14 @@ def test_label_missing_from_a_classic_wheel(forge: Forge) -> None:
     ("version", "message"),
     [
         ("1.0+cu130.torch2.13", "its label says cu130, but 3.11-cpu is cpu"),
+        ("1.0+torch2.12.cpu", "its label says torch 2.12, but 3.11-cpu has torch 2.13.0"),
         ("1.0+cpu.torch2.12", "its label says torch 2.12, but 3.11-cpu has torch 2.13.0"),
         (
             "1.0+cpu.torch2.13.cu130",
             "its label has cpu and torch2.13 and cu130, of which only one CUDA and one torch can be right",
         ),
     ],
-    ids=["CUDA", "torch", "two"],
+    ids=["CUDA", "torch first", "torch", "two"],
 )
 def test_label_of_another_target(forge: Forge, version: str, message: str) -> None:
     forge.version = version
@@ -872,6 +873,23 @@ def test_a_script_that_calls_no_function(forge: Forge, value: str) -> None:
     forge.replaced["entry_points.txt"] = f"[console_scripts]\ntinyops = {value}\n".encode()
     message = f"its script tinyops calls {value!r}, which is no `module:function`"
     assert forge.findings()["installed_files"] == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            b"[console_scripts\nx = y:z",
+            "File contains no section headers. file: '<string>', line: 1 ",
+        ),
+        (b"[console_scripts]\n = \nx", "Source contains parsing errors: '<string>' "),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+)
+def test_scripts_that_nobody_can_read(forge: Forge, text: bytes, said: str) -> None:
+    forge.replaced["entry_points.txt"] = text
+    (found,) = forge.findings()["installed_files"]
+    assert found.startswith(f"its entry_points.txt cannot be read: {said}")
 
 
 def test_installed_files_of_data(forge: Forge) -> None:

@@ -1,5 +1,6 @@
 """The rules about a wheel's name, its metadata, and the files that it installs."""
 
+import configparser
 import csv
 import email
 import importlib.metadata
@@ -154,6 +155,12 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """Installers take it all, each file once, into no other project; nothing runs in every start of Python."""
     installed = [(name, *wheel.installed(name)) for name in wheel.files]
+    text = wheel.files.get(f"{wheel.dist_info}/entry_points.txt", b"")
+    try:
+        configparser.ConfigParser(strict=False, delimiters="=").read_string(text.decode())
+    except (ValueError, configparser.Error) as error:
+        yield f"its entry_points.txt cannot be read: {' '.join(str(error).split())}"
+        return
     with zipfile.ZipFile(wheel.path) as archive:
         folder = zipfile.Path(archive, f"{wheel.dist_info}/")
         entries = importlib.metadata.PathDistribution(folder).entry_points

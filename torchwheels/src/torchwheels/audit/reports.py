@@ -45,7 +45,7 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     if torch:
         target = rules.target_of(found, torch, project.releases)
     elif not target:
-        raise UserError(
+        raise RefusedError(
             f"{path.name} has no build record that says for which target it is: build it with `torchwheels build`, or "
             f"name the torch that it was built beside: `torchwheels audit {path.name} --torch 2.13`"
         )
@@ -237,7 +237,7 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     wheels = wheel.wheels_in(dist)
     # As a flat copy of a site has them: left out in silence, they would be gone from the next site.
     for path in sorted({*dist.glob("*.whl")} - {*wheels}):
-        raise UserError(f"{path} is a wheel's variant: it belongs into {dist / variants.FOLDER}")
+        raise RefusedError(f"{path} is a wheel's variant: it belongs into {dist / variants.FOLDER}")
     found = [write_report(path, promised(path, own)) for path in wheels]
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")

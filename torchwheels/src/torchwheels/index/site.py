@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchwheels.audit import reports as audit
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Project, Target, minor, numbers, releases
 from torchwheels.system import MARK, as_json, files, machines, scratch, sha256, write_text
 from torchwheels.wheel import metadata_of, serves, variants
@@ -105,7 +105,7 @@ def _check_distinct(reports: Iterable[Json]) -> None:
         name, version, build, tags = parse_wheel_filename(report["wheel"])
         other = seen.setdefault((name, version, build, tags), report["wheel"])
         if other != report["wheel"]:
-            raise UserError(
+            raise RefusedError(
                 f"{other} and {report['wheel']} are of one version and for the same machines: delete one of them"
             )
 
@@ -157,7 +157,7 @@ def _check_replaceable(site: Path, new: Path) -> None:
     for wheel in new.glob("wheels/*.whl"):
         earlier = site / "wheels" / wheel.name
         if earlier.is_file() and sha256(earlier) != sha256(wheel):
-            raise UserError(
+            raise RefusedError(
                 f"{earlier} is another file than the one in its place, which nobody could then install by its hash: "
                 "give that a new version, or delete it if nobody has it"
             )
@@ -219,7 +219,7 @@ def write_variants(files: Iterable[Json], folder: Path) -> list[Json]:
         release = "-".join(variant["wheel"].split("-")[:2])
         known = releases.setdefault(release, {})
         if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
-            raise UserError(
+            raise RefusedError(
                 f"the variants {variant['label']} of {release} want different machines, "
                 f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a target "
                 "for the same GPU architectures"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError, of_code
 from torchwheels.system import processes
 from torchwheels.system.files import scratch
 
@@ -60,7 +60,7 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
         raise _refused(path, f"its reader ended with exit code {done.returncode}, and said nothing")
     answer = json.loads(done.stdout)
     if "refused" in answer:
-        raise UserError(answer["refused"])
+        raise of_code(answer["code"])(answer["refused"])
     if "full" in answer:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), answer["full"])
     if "error" in answer:
@@ -69,7 +69,8 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None
 
 
 def _refused(path: Path, why: str) -> UserError:
-    return UserError(f"{path.name} cannot be checked: {why}")
+    kind = RefusedError if path.suffix == ".whl" else UserError
+    return kind(f"{path.name} cannot be checked: {why}")
 
 
 def _of_python() -> list[Path]:
@@ -97,7 +98,7 @@ def main() -> None:
             _confine(map(Path, (*_SYSTEM, *readable)), writable)
         text = json.dumps({"result": reader(*arguments)})
     except UserError as error:
-        text = json.dumps({"refused": str(error)})
+        text = json.dumps({"refused": str(error), "code": error.code})
     except MemoryError:
         text = json.dumps({"error": f"reading it takes more than {MEMORY / 1e9:g} GB of memory"})
     except Exception as error:  # of any kind, by what was read

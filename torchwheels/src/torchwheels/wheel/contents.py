@@ -23,7 +23,7 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Target, admitted, numbers
 from torchwheels.wheel import linux
 from torchwheels.wheel.archive import unpack
@@ -118,9 +118,9 @@ class Wheel:
                 try:
                     found[name] = self.seen.get(data) or read_library(data)
                 except UserError as error:
-                    raise UserError(f"{self.path.name}: {name}: {error}") from None
+                    raise RefusedError(f"{self.path.name}: {name}: {error}") from None
                 except Exception as error:  # of many kinds, from pyelftools
-                    raise UserError(
+                    raise RefusedError(
                         f"{self.path.name}: {name} is no whole shared library of Linux "
                         f"({type(error).__name__}: {error}): build the wheel again"
                     ) from None
@@ -308,9 +308,10 @@ def wheels_in(folder: Path) -> list[Path]:
 def read(path: Path) -> Wheel:
     """Reads a wheel, which is passed on then: nothing reads the file again."""
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
-        raise UserError(f"{str(path)!r} has characters in its name that the name of no wheel has")
+        why = "has characters in its name that the name of no wheel has"
+        raise RefusedError(f"{str(path)!r} {why}: name it as its build did, or delete it")
     if path.exists() and not path.is_file():  # a pipe, say, would never end
-        raise UserError(f"{path} is no file")
+        raise RefusedError(f"{path} is no file")
     try:
         with zipfile.ZipFile(path) as archive:
             files = unpack(archive)
@@ -318,16 +319,16 @@ def read(path: Path) -> Wheel:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     # What zipfile raises for bytes that are no archive, or a spoiled or an encrypted one.
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise UserError(f"{path} is no wheel: {error}") from None
+        raise RefusedError(f"{path} is no wheel: {error}") from None
     try:
         name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         form = "<project>-<version>-<python>-<abi>-<platform>.whl"
-        raise UserError(f"{path} is not named {form}: {error}") from None
+        raise RefusedError(f"{path} is not named {form}: {error}") from None
     folders = [x.partition("/")[0] for x in files if re.fullmatch(r"[^/]+\.dist-info/METADATA", x)]
     if len(folders) != 1:
         held = f"{len(folders)} files *.dist-info/METADATA"
-        raise UserError(f"{path} holds {held}, but a wheel has one: build it again")
+        raise RefusedError(f"{path} holds {held}, but a wheel has one: build it again")
     return Wheel(path, name, version, tags, files, folders[0])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError
 from torchwheels.options import sm
 from torchwheels.system import as_json
 from torchwheels.wheel.archive import metadata_of, renamed, unpack, with_record, write_wheel
@@ -136,7 +136,7 @@ def check(variant: Variant, labelled: Path) -> bool:
     same = json.loads(said).items() >= wanted.items()
     if not same or files != with_record({**variant.files, path: said}, record):
         way_out = "delete it, and build that again"
-        raise UserError(f"{variant.path.name} is not the variant of {labelled.name}: {way_out}")
+        raise RefusedError(f"{variant.path.name} is not the variant of {labelled.name}: {way_out}")
     return True
 
 
