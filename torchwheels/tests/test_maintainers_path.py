@@ -386,7 +386,7 @@ def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
     "text",
     [
         "", "[]", "5", '{"tests": 5}', '{"tests": [{"target": "", "device": "", "passed": 1, "failed": null}]}',
-        '{"variant": {}}', '{"options": {"tests": "\\ud800"}}', "\xe9", "[" * 100_000,
+        '{"options": {"tests": "\\ud800"}}', "\xe9", "[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_damaged_report_is_not_forgotten(
@@ -407,6 +407,16 @@ def test_a_damaged_report_is_not_forgotten(
         assert file.read_bytes() == before
     file.unlink()
     assert reports.read_reports(wheel.parent, project.Project()) == [sound]
+
+
+def test_a_failure_counts_whatever_became_of_the_variant(forge: Forge) -> None:
+    wheel = forge.wheel()
+    (sound,) = reports.read_reports(wheel.parent, project.Project())
+    run = {"target": "3.11-cpu", "device": "CPU", "passed": 1, "failed": 1, "sha256": sha256(wheel)}
+    gone = {"wheel": "gone.whl", "sha256": ""}
+    reports.write({**sound, "tests": [run], "variant": gone}, wheel)
+    with pytest.raises(RefusedError, match=r"its tests failed in 3\.11-cpu$"):
+        reports.read_reports(wheel.parent, project.Project())
 
 
 def test_an_index_is_made_of_no_links(forge: Forge, tmp_path: Path) -> None:

@@ -36,9 +36,7 @@ def add(add_command: Callable[..., argparse.ArgumentParser]) -> None:
         if of_builds:
             said = "a project, or 'PROJECT VERSION TARGET': names or patterns (default: all)"
             command.add_argument("--only", default="*", help=said)
-            said = (
-                "again what there is of it, and what has failed: a name or a pattern (repeatable)"
-            )
+            said = "again what there is of it, or has failed: a name or a pattern (repeatable)"
             words: dict[str, Any] = {"metavar": "PROJECT", "action": "append", "default": []}
             command.add_argument("--rebuild", help=said, **words)
         return command
@@ -57,7 +55,8 @@ def add(add_command: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("dist", type=Path, nargs="*", default=[Path("dist")], help=said)
     said = "a folder to lay out what is new in: a folder for each tag"
     command.add_argument("--release", type=Path, help=said)
-    add_command(_schema, "schema", "print a JSON schema of the file, for editors")
+    said = "print a JSON schema of the file, for editors"
+    add_command(lambda _: print(json.dumps(config.schema(), indent=2)), "schema", said)
 
 
 def _farm(given: argparse.Namespace) -> config.Farm:
@@ -116,7 +115,9 @@ def _build(given: argparse.Namespace) -> None:
     hashes = {x.get("sha256") for x in rows}
     here = [x for x in published.in_folder(given.dist) if x.get("sha256") not in hashes]
     known = Known([*published.without(rows, given.rebuild), *here])
-    found = [x for x in published.missing(wanted, known) if _is_in(given.shard, x)]
+    index, count = given.shard
+    lacking = published.missing(wanted, known)
+    found = [x for x in lacking if zlib.crc32(x.key.encode()) % count == index]
     engine = engines.of_backend(given.backend, "a project of the farm")
     seconds = given.minutes * 60 if given.minutes else float("inf")
     run = building.Run(given.dist, engine, seconds, farm.cache, bool(given.rebuild))
@@ -126,11 +127,6 @@ def _build(given: argparse.Namespace) -> None:
     failed = len(found) - len(left) - done
     said = f", {failed} failed" if failed else ""
     print(f"torchwheels: {done} of {len(found)} wheels are done{said}")
-
-
-def _is_in(shard: tuple[int, int], wanted: Wanted) -> bool:
-    index, count = shard
-    return zlib.crc32(wanted.key.encode()) % count == index
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -170,10 +166,6 @@ def _index(given: argparse.Namespace) -> None:
         listing.make(farm, rows, wanted, lost, folder)
     wheels = sum("failed" not in x for x in rows)
     print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")
-
-
-def _schema(given: argparse.Namespace) -> None:
-    print(json.dumps(config.schema(), indent=2))
 
 
 def _lay_out(rows: Sequence[Row], dist: Path, release: Path) -> None:

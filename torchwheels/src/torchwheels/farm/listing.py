@@ -62,7 +62,9 @@ def merged(
             farm["replaced"] = [*known["farm"].get("replaced", []), known["farm"]["tag"]]
             wheels[row["wheel"]] = row
         elif _key(known) != key and key in current:
-            failures[key] = _of_one_name(known, row)
+            project, version, _ = _key(known)
+            why = f"{project} {version} has published another {row['wheel']}: {ONE_NAME}"
+            failures[key] = {"failed": why, "code": RefusedError.code, "farm": farm}
     return [*wheels.values(), *failures.values()]
 
 
@@ -74,12 +76,6 @@ def _key(row: Row) -> tuple[str, str, str]:
 def _is_unwanted(row: Row, current: Container[tuple[str, str, str]], lost: Container[str]) -> bool:
     key = _key(row)
     return key not in current and key[0] not in lost
-
-
-def _of_one_name(first: Row, later: Row) -> Row:
-    project, version, _ = _key(first)
-    why = f"{project} {version} has published another {later['wheel']}: {ONE_NAME}"
-    return {"failed": why, "code": RefusedError.code, "farm": later["farm"]}
 
 
 def make(

@@ -18,12 +18,8 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write(
-    rows: Sequence[Row],
-    files: Mapping[str, str],
-    wanted: Sequence[Wanted],
-    lost: Mapping[str, str],
-    folder: Path,
-) -> None:
+    rows: Sequence[Row], files: Mapping[str, str], wanted: Sequence[Wanted], lost: Mapping[str, str], folder: Path
+) -> None:  # fmt: skip
     """Writes all pages; `files` are the addresses of the wheels."""
     known = Known(rows)
     names = sorted({x["farm"]["project"] for x in rows} | {x.project for x in wanted} | {*lost})
@@ -35,9 +31,8 @@ def write(
         wanted_of[each.project].append(each)
     lines = []
     for name in names:
-        text, line = _of_project(
-            of_project[name], wanted_of[name], known, lost.get(name, ""), files
-        )
+        own = of_project[name], wanted_of[name]
+        text, line = _of_project(*own, known, lost.get(name, ""), files)
         _write(folder / "project" / name, name, "../../", f"{name} ", text)
         lines.append([f'<a href="project/{quote(name)}/">{html.escape(name)}</a>', *line])
     head = ["project", "what it is", "newest", "wheels", "missing", "failed", "last built"]

@@ -27,11 +27,6 @@ FAILED = ".failed.json"
 # What reading raises where something else is there.
 _NO_DATA = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _TIMEOUT = 60  # seconds without an answer
-_OF_A_REPORT = (
-    "wheel", "sha256", "size", "name", "version", "tags", "variant", "build", "works_with", "requires",
-    "requires_python", "summary", "tests", "farm",
-)  # fmt: skip
-_OF_A_BUILD = ("target", "torch", "cuda", "architectures")
 
 Row: TypeAlias = dict[str, Any]
 
@@ -96,13 +91,10 @@ class _Failure(msgspec.Struct):
 def checked(row: Row) -> Row:
     """The row, if all is in it that an index is made of; ValueError says what is not."""
     json.dumps(row, ensure_ascii=False).encode()  # JSON may hold what is no text
-    try:
-        if "failed" in row:
-            msgspec.convert(row, _Failure)
-            return row
-        found = msgspec.convert(row, _Wheel)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+    if "failed" in row:
+        msgspec.convert(row, _Failure)
+        return row
+    found = msgspec.convert(row, _Wheel)
     for said in (found.version, found.build.torch):
         Version(said)
     for pythons in (found.requires_python, found.works_with["python"]):
@@ -175,8 +167,8 @@ def files_of(row: Row, dist: Path) -> dict[Path, str]:
 
 def row_of(report: Row) -> Row:
     """What the index keeps of a build report."""
-    row = {key: report[key] for key in _OF_A_REPORT}
-    return {**row, "build": {key: report["build"][key] for key in _OF_A_BUILD}}
+    row = {key: report[key] for key in _Wheel.__struct_fields__}
+    return {**row, "build": {key: report["build"][key] for key in _Build.__struct_fields__}}
 
 
 def note_failure(told: Row, error: Exception, dist: Path) -> Row:
@@ -221,12 +213,10 @@ class Known:
 
 def missing(wanted: Sequence[Wanted], known: Known) -> list[Wanted]:
     """What is not there, but what cannot be built: what failed for another reason may have lacked a network."""
-
-    def is_hopeless(each: Wanted) -> bool:
-        failure = known.failure(each)
-        return failure is not None and failure["code"] != UserError.code
-
-    return [each for each in wanted if not known.wheel(each) and not is_hopeless(each)]
+    again = None, UserError.code
+    return [
+        x for x in wanted if not known.wheel(x) and (known.failure(x) or {}).get("code") in again
+    ]
 
 
 def without(rows: Iterable[Row], patterns: Sequence[str]) -> list[Row]:

@@ -127,9 +127,8 @@ def _versions(entry: Entry) -> list[tuple[str, str, str]]:
 
 
 def _chosen(known: Iterable[Version], versions: Versions) -> list[Version]:
-    allowed = SpecifierSet(versions.range).filter(
-        known
-    )  # prereleases only where there is nothing else
+    # Prereleases only where there is nothing else.
+    allowed = SpecifierSet(versions.range).filter(known)
     return sorted(allowed, reverse=True)[: versions.count or None]
 
 

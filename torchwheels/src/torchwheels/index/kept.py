@@ -39,10 +39,13 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
+_NOTE = "builds/{:.16}.json"
+
+
 def find(dist: Path, digest: str) -> Path | None:
     """The wheel in `dist` that was built of these inputs, unless it has changed since."""
     try:
-        said = read_json(_file(dist, digest))
+        said = read_json(dist / _NOTE.format(digest))
         path = dist / Path(said["wheel"]).name
         variant = _variant_of(path)
         is_whole = sha256(path) == said["sha256"] and (variant is None or variant.is_file())
@@ -62,11 +65,7 @@ def _variant_of(path: Path) -> Path | None:
 
 def note(dist: Path, digest: str, path: Path) -> None:
     """Remembers that the wheel `path` was built of these inputs."""
-    write_text(_file(dist, digest), as_json({"wheel": path.name, "sha256": sha256(path)}))
-
-
-def _file(dist: Path, digest: str) -> Path:
-    return dist / "builds" / f"{digest[:16]}.json"
+    write_text(dist / _NOTE.format(digest), as_json({"wheel": path.name, "sha256": sha256(path)}))
 
 
 KEPT = "\n  the wheel is kept as "
@@ -144,11 +143,10 @@ def _plain(path: Path) -> str:
 
 
 _WHEEL = r"[^/-]+(-[^/-]+){4,6}"
-_MADE_ANEW = re.compile(
-    rf"(.+/)?{_WHEEL}\.(report\.json|whl\.metadata|whl\.refused)|[^/]+(-[^/]+){{2,}}\.failed\.json|"
-    r"builds/[0-9a-f]{16}\.json|tests/[^/]+/[0-9a-f]{12}-[^/]+\.json"
+_OF_DIST = re.compile(
+    rf"(?P<anew>(.+/)?{_WHEEL}\.(report\.json|whl\.metadata|whl\.refused)|[^/]+(-[^/]+){{2,}}\.failed\.json|"
+    rf"builds/[0-9a-f]{{16}}\.json|tests/[^/]+/[0-9a-f]{{12}}-[^/]+\.json)|(.+/)?{_WHEEL}\.whl|docs/.*"
 )
-_OF_ONE_CONTENT = re.compile(rf"(.+/)?{_WHEEL}\.whl|docs/.*")
 
 
 def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
@@ -163,15 +161,14 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
         for file in (x for x in sorted(part.rglob("*")) if not x.is_dir() and x.name != MARK):
             name = file.relative_to(part)
-            is_record = _MADE_ANEW.fullmatch(str(name))
-            if not is_record and not _OF_ONE_CONTENT.fullmatch(str(name)):
+            if not (known := _OF_DIST.fullmatch(str(name))):
                 why = "is left out: it is no wheel, and no record or documentation of one"
                 print(f"torchwheels: {file} {why}", file=sys.stderr)
                 continue
             if not file.is_file():
                 raise UserError(f"{file} is no file, or a link to none: take it away, or fetch it")
             there = copied.get(dist / name, dist / name)
-            anew = is_record and there.is_file()
+            anew = known["anew"] and there.is_file()
             if not anew and there.exists() and (there.is_dir() or sha256(there) != sha256(file)):
                 raise RefusedError(
                     f"{file} has the name of a file with another content, {there}: a name has one content, so delete "

@@ -37,8 +37,6 @@ Listings: TypeAlias = dict[str, dict[str, list[Json]]]
 """Of each address the projects, and the files of each."""
 
 TEMPLATE = Path(__file__).with_name("page.html")
-_PARTS = ("builds", "docs", "tests", variants.FOLDER)
-"""The folders that lie beside wheels."""
 _HEAD = Path(__file__).with_name("head.html")
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATE.parent),
@@ -54,7 +52,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
     there = Path(os.path.realpath(site))
-    for part in (dist / name for name in _PARTS):
+    for part in (dist / name for name in ("builds", "docs", "tests", variants.FOLDER)):
         if Path(os.path.realpath(part)) in (there, *there.parents):
             raise UserError(
                 f"`--site` names {site}, and {part} is of the wheels: name a folder beside it"
@@ -124,7 +122,7 @@ def replaced(site: Path) -> Iterator[Path]:
             files.acquire(lock, site)
             _check_replaceable(site, new)  # before others are made for it
             yield new
-            said = [f"{x}//{sha256(new / x)}" for x in sorted(files.below(new))]
+            said = [f"{x.relative_to(new)}//{sha256(x)}" for x in files.below(new)]
             (new / MARK).write_bytes(os.fsencode("\0".join([*said, MARK])))
             _check_replaceable(site, new)
             if not site.exists():
@@ -145,8 +143,8 @@ def _check_replaceable(site: Path, new: Path) -> None:
     mark = site / MARK
     said = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
     ours = {name: digest for name, _, digest in (x.partition("//") for x in said)}
-    for name in files.below(site) if site.exists() else ():
-        file, digest = site / name, ours.get(name)
+    for file in files.below(site) if site.exists() else ():
+        digest = ours.get(name := str(file.relative_to(site)))
         plain = file.is_file() and not file.is_symlink()
         # Until 0.2 a mark had no hashes.
         if digest is None or (digest and not (plain and sha256(file) == digest)):

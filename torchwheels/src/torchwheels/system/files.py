@@ -41,20 +41,16 @@ def expanded(path: str) -> Path:
         raise UserError(f"{path} {why}: set HOME, or write the whole path") from None
 
 
-def below(folder: Path) -> Iterator[str]:
+def below(folder: Path) -> Iterator[Path]:
     """All in a folder but folders; a link to one may be anybody's."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=stop):
-        links = [x for x in folders if Path(parent, x).is_symlink()]
-        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted(names + links))
+    for path in sorted(folder.iterdir()):
+        is_folder = path.is_dir() and not path.is_symlink()
+        yield from below(path) if is_folder else [path]
 
 
 def own_files(folder: Path) -> list[Path]:
     """All files of a folder that gets published, if it is there; an error where one of them lies elsewhere."""
-    found = [*map(folder.joinpath, below(folder))] if folder.is_dir() else []
+    found = [*below(folder)] if folder.is_dir() else []
     if link := next((x for x in (folder, *found) if x.is_symlink()), None):
         raise RefusedError(
             f"{link} is a link, and an index would publish what it leads to: put a copy of that in its place"

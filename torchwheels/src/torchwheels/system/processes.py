@@ -128,12 +128,9 @@ def explained(error: Exception) -> str:
         return str(error)
     if isinstance(error, shutil.Error):  # of a folder that is copied: what is said of each file
         source, copy, why = error.args[0][0]
-        is_full = os.strerror(errno.ENOSPC) in why
-        return (
-            f"the disk of {copy} is full: {FREE_SPACE}"
-            if is_full
-            else f"{source} cannot be copied: {why}"
-        )
+        if os.strerror(errno.ENOSPC) in why:
+            return f"the disk of {copy} is full: {FREE_SPACE}"
+        return f"{source} cannot be copied: {why}"
     # Where there are two, of a copy or another name, the first is that of what is there already.
     named = error.filename2 or error.filename
     if is_of_full_disk(error):
