@@ -451,7 +451,7 @@ def test_an_index_is_made_of_no_links(forge: Forge, tmp_path: Path) -> None:
         (["build", ".", "--target=3.11-cpu", "--backend=local", "--dist=loop"], "`--dist` names loop, but loop is no"),
         (["build", ".", "--target=3.11-cpu", "--backend=local", "--subdirectory=loop"], "the source has neither a"),
         (["audit", "--dist=loop"], "there is no wheel in loop"),
-        (["index", "--dist=loop"], "there is no wheel in loop"),
+        (["index", "--dist=loop"], "`--dist` names loop, but loop is no folder: name one"),
         (["index", "--site=loop"], ".*loop is no folder: `--site` names one"),
         (["index", "--site=loop/x"], "`--site` names .*loop, but .*loop is no folder: name one"),
         (["merge", "dist", "--dist=loop/x"], "`--dist` names loop/x, but .*loop is no folder: name one"),
@@ -694,6 +694,7 @@ def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
         ["build", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x"],
         ["test", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x", "--wheel={}"],
         ["merge", "dist", "--dist=/proc/x"],
+        ["index", "--dist=/proc/x"],
         ["index", "--site=/proc/x/site"],
     ],
 )
@@ -709,7 +710,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_all_work(
     (tmp_path / "source" / "dist").symlink_to(wheel.parent)
     monkeypatch.setattr(cli.pipeline, "run", never)
     monkeypatch.setattr(cli.pipeline, "test", never)
-    option = words[-1].partition("=")[0] if words[0] in ("merge", "index") else "--dist"
+    option = "--site" if "--site=/proc/x/site" in words else "--dist"
     said = f"^torchwheels: `{option}` names /proc/x, where nothing can be written \\(No such file"
     with pytest.raises(SystemExit, match=said):
         cli.main([word.format(wheel) for word in words])

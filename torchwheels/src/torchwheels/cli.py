@@ -310,6 +310,7 @@ def _audit(given: argparse.Namespace) -> None:
 
 
 def _index(given: argparse.Namespace) -> None:
+    files.check_writable(given.dist, "--dist")  # of the reports
     names = make_site(given.dist, given.site, _project(".", given.config))
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
 
