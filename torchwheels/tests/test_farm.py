@@ -488,12 +488,15 @@ def test_what_is_not_whole_is_built_again_and_stops_no_index(
         (["missing", "--rebuild=x*"], "`--rebuild` names 'x*', and farm.toml has no such project"),
         (["build", "--dist=/proc/x"], "`--dist` names /proc/x, where nothing can be written"),
         (["index", "--release=site/files"], "`--release` names site/files, a part of the index site: name a folder"),
+        (["index", "--release=loop"], "`--release` names loop, but loop is no folder: name one"),
+        (["index", "--site=dist/tests"], "`--site` names "),
         (["index", "--release=/proc/x"], "`--release` names /proc/x, where nothing can be written"),
         (["index", "--release=site"], "`--release` names site, a part of the index site: name a folder beside it"),
         (["index", "--site=/proc/x/y"], "`--site` names /proc/x, where nothing can be written"),
     ],
 )  # fmt: skip
 def test_a_mistake_of_an_option_is_named(builds: Builds, words: list[str], said: str) -> None:
+    Path("loop").symlink_to("loop")
     with pytest.raises(SystemExit) as ended:
         farm(*words)
     assert str(ended.value.code).startswith(f"torchwheels: {said}")

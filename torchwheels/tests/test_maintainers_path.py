@@ -195,7 +195,13 @@ def test_links_lead_to_the_same_file_and_copy_nothing_else(
     (folder / "data" / "below" / "x").write_text("x")
     outside = tmp_path / "outside"
     outside.mkdir()
-    links = {"data": "../data", "x": "../data/below/x", "self": ".", "nowhere": "gone"}
+    links = {
+        "data": "../data",
+        "x": "../data/below/x",
+        "self": ".",
+        "nowhere": "gone",
+        "loop": "loop",
+    }
     for name, there in {**links, "far": str(outside), "up": "../../outside"}.items():
         (folder / "tests" / name).symlink_to(there)
     monkeypatch.setattr(
@@ -228,6 +234,7 @@ def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path)
     wheel = forge.wheel()
     other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
     other.write_bytes(wheel.read_bytes())
+    wheel.with_name("loop.whl").symlink_to("loop.whl")
     assert testing.find_wheel(tmp_path / "dist", forge.target, "tinyops") == wheel
     with pytest.raises(UserError, match=r"several projects for 3\.11-cpu, other-ops and tiny"):
         testing.find_wheel(tmp_path / "dist", forge.target)

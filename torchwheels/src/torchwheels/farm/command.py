@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import itertools
 import json
+import os
 import re
 import sys
 import zlib
@@ -146,19 +147,19 @@ def _minutes(text: str) -> float:
 def _index(given: argparse.Namespace) -> None:
     farm = config.load(given.farm)
     if given.release:
-        release = given.release.resolve()
-        if given.site.resolve() in (release, *release.parents):
+        release, own = (Path(os.path.realpath(x)) for x in (given.release, given.site))
+        if own in (release, *release.parents):
             raise UserError(
                 f"`--release` names {given.release}, a part of the index {given.site}: name a folder beside it"
             )
-        files.check_writable(release, "--release")
+        files.check_writable(given.release, "--release")
     wanted, lost = of_farm(farm)
     for folder in given.dist:
         if not folder.is_dir():  # as where nothing had to be built
             print(f"torchwheels: there is no folder {folder}: it is left out", file=sys.stderr)
     built = {folder: [*published.in_folder(folder)] for folder in given.dist}
     new = itertools.chain.from_iterable(built.values())
-    with site.replaced(given.site) as folder:  # what it says stays so until then
+    with site.replaced(given.site, *given.dist) as folder:  # what it says stays so until then
         before = published.read(farm.index)
         rows = listing.merged(before, new, wanted, lost)
         for dist, found in built.items() if given.release else ():

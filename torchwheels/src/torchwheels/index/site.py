@@ -51,12 +51,6 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
-    there = Path(os.path.realpath(site))
-    for part in (dist / name for name in ("builds", "docs", "tests", variants.FOLDER)):
-        if Path(os.path.realpath(part)) in (there, *there.parents):
-            raise UserError(
-                f"`--site` names {site}, and {part} is of the wheels: name a folder beside it"
-            )
     has_docs = bool(files.own_files(dist / "docs"))
     projects: dict[str, list[Json]] = {}
     found = audit.read_reports(dist, own)
@@ -64,7 +58,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         report["yanked"] = why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
     _check_distinct(found)
-    with replaced(site) as new:
+    with replaced(site, dist) as new:
         (new / "wheels").mkdir()
         listed: Listings = {}
         for name, reports in projects.items():
@@ -109,9 +103,13 @@ def _check_distinct(reports: Iterable[Json]) -> None:
 
 
 @contextlib.contextmanager
-def replaced(site: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `site` at the end: a run that fails leaves the old one."""
+def replaced(site: Path, *dists: Path) -> Iterator[Path]:
+    """A new folder, made of `dists`, which takes the place of `site` at the end: a failed run leaves the old one."""
     site = Path(os.path.realpath(site))  # not a link to it
+    for part in (x / y for x in dists for y in ("builds", "docs", "tests", variants.FOLDER)):
+        if Path(os.path.realpath(part)) in (site, *site.parents):
+            why = f"and {part} is of the wheels: name a folder beside it"
+            raise UserError(f"`--site` names {site}, {why}")
     files.check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
     with scratch(site.parent, ".site-") as work:

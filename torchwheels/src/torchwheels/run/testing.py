@@ -181,7 +181,7 @@ def _copy(folder: Path, path: Path, into: Path) -> None:
     _copy_all(source, destination)
     links = [x for x in destination.rglob("*") if x.is_symlink() and not x.exists()]
     for link in links:
-        original = (source / link.relative_to(destination)).resolve()
+        original = Path(os.path.realpath(source / link.relative_to(destination)))
         # What lies elsewhere in the sources comes along. A link out of them stays one: it may lead to a whole disk.
         if original.exists() and original.is_relative_to(folder):
             link.unlink()
