@@ -62,8 +62,8 @@ def test_what_is_kept_is_listed_with_its_size(
             "$x",
             "and build tools take '$' in a path for something else: have TORCHWHEELS_CACHE name",
         ),
-        ("file", "`TORCHWHEELS_CACHE` names {0}/file, but {0}/file is a file: name a folder"),
-        ("file/x", "`TORCHWHEELS_CACHE` names {0}/file/x, but {0}/file is a file: name a folder"),
+        ("file", "`TORCHWHEELS_CACHE` names {0}/file, but {0}/file is no folder: name one"),
+        ("file/x", "`TORCHWHEELS_CACHE` names {0}/file/x, but {0}/file is no folder: name one"),
     ],
 )
 def test_no_cache_can_be_there(
