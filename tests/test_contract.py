@@ -505,6 +505,23 @@ def test_autocast_that_casts_nothing(region: str, name: str, device: str) -> Non
     assert_same(modules, program, **tolerance)
 
 
+@pytest.mark.gpu
+@by_module
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_without_cudnn(dtype: torch.dtype, name: str) -> None:
+    """Which else decides the dtype of what a layer returns."""
+    modules = [module.float() for module in pair(name, "cuda")]
+    input = input_of(name, "cuda").to(dtype)
+
+    def program(module: Any) -> Any:
+        enabled = torch.backends.cudnn.flags(enabled=False)
+        with enabled, torch.autocast("cuda", torch.bfloat16):
+            results = module(input)
+        return results, gradients_of(results, module.parameters())
+
+    assert_same(modules, program, rtol=0.05, atol=0.05)
+
+
 @by_module
 def test_transforms(name: str) -> None:
     modules, input = pair(name), input_of(name)

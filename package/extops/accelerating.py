@@ -653,8 +653,11 @@ def _suit(tensors: tuple[Any, ...], rows: Tensor, is_layer: bool) -> bool:
     device = rows.device
     dtypes: tuple[Any, ...] = (rows.dtype,)
     if _is_autocasting() and _autocast.is_cast(rows) and (dtype := _autocast_dtype(rows)):
+        is_cudnns = is_layer and rows.is_cuda
+        if is_cudnns and not _is_for_cudnn(rows.dtype):
+            return False
         # cuDNN casts all to float16. Elsewhere torch's results of the other 16-bit type are not those of a cast.
-        dtypes = _autocast.CAST_FROM if is_layer and rows.is_cuda else (torch.float32, dtype)
+        dtypes = _autocast.CAST_FROM if is_cudnns else (torch.float32, dtype)
     if rows.dtype not in dtypes:
         return False
     for x in tensors:  # as all(), in half the time
@@ -663,6 +666,12 @@ def _suit(tensors: tuple[Any, ...], rows: Tensor, is_layer: bool) -> bool:
         if x.dtype not in dtypes:
             return False
     return True
+
+
+def _is_for_cudnn(dtype: torch.dtype) -> bool:
+    """Whether cuDNN computes torch's layers of such input: its older versions have none of bfloat16."""
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled and (dtype is not torch.bfloat16 or (cudnn.version() or 0) >= 91300)
 
 
 def _hx_of(states: Sequence[Tensor]) -> Any:
