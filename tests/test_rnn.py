@@ -601,9 +601,10 @@ input, state = torch.randn(5, 3, 8), (torch.zeros(1, 3, 16),) * 2
 def frames(*arguments):
     found = []
     def note(frame, event, _):
-        file = frame.f_code.co_filename
+        files = [x.f_code.co_filename for x in (frame, frame.f_back)]
         # A binding in Python, as older torch has it, is as slow as it is short.
-        if event == "call" and file.startswith(folder) and "/binding/" not in file:
+        is_bindings = any("/binding/" in x for x in files)
+        if event == "call" and files[0].startswith(folder) and not is_bindings:
             found.append(frame.f_code.co_name)
     sys.setprofile(note)
     module(*arguments)
