@@ -522,6 +522,26 @@ def test_autocast_without_cudnn(dtype: torch.dtype, name: str) -> None:
     assert_same(modules, program, rtol=0.05, atol=0.05)
 
 
+@by_device
+@by_module
+def test_changes_before_the_backward_under_autocast(name: str, device: str) -> None:
+    """As of an optimizer: torch has kept what it has cast."""
+    modules = [module.float() for module in pair(name, device)]
+    given = input_of(name, device).float()
+
+    def program(module: Any) -> Any:
+        input = given.clone()
+        with torch.autocast(device, torch.bfloat16):
+            results = module(input)
+        input.add_(1)
+        with torch.no_grad():
+            for x in module.parameters():
+                x.add_(0.01)
+        return gradients_of(results, module.parameters())
+
+    assert_same(modules, program, rtol=0.05, atol=0.05)
+
+
 @by_module
 def test_transforms(name: str) -> None:
     modules, input = pair(name), input_of(name)
@@ -581,7 +601,7 @@ def test_it_is_an_instance_of_torchs_class(name: str) -> None:
     assert isinstance(ours, kind) and ours.__class__ is kind and type(ours).__name__ == name
     assert issubclass(ours.__class__, kind) and repr(ours) == repr(theirs)
     assert type(ours).__module__ == kind.__module__ and type(ours).__doc__ == kind.__doc__
-    assert set(dir(ours)) - {"looks", "ours", "torchs", "is_traced"} >= set(dir(theirs))
+    assert set(dir(ours)) >= set(dir(theirs))
     nn.Sequential(ours).apply(lambda it: met.append(isinstance(it, kind)))
     assert met == [True, False]
     for other in {*LAYERS, *CELLS} - {name}:
@@ -963,6 +983,21 @@ def test_hooks(name: str) -> None:
     assert_same(modules, program)
 
 
+@by_device
+@by_module
+def test_hooks_on_a_result_that_another_may_come_from(name: str, device: str) -> None:
+    """On a CPU torch's LSTMCell computes h from c."""
+    modules, input = pair(name, device), input_of(name, device)
+
+    def program(module: Any) -> Any:
+        first, *_, last = tensors_of(module(input))
+        last.register_hook(lambda x: x.clamp(-0.01, 0.01))
+        leaves = [last, *module.parameters()]
+        return gradients_of([first], leaves, allow_unused=True)
+
+    assert_same(modules, program)
+
+
 @pytest.mark.parametrize("name", [*LAYERS, "LSTMCell"])
 def test_hooks_on_results_that_have_no_gradient(name: str) -> None:
     """None is called, and so with None in place of a gradient."""
@@ -977,6 +1012,29 @@ def test_hooks_on_results_that_have_no_gradient(name: str) -> None:
         return torch.tensor(len(calls))
 
     assert_same(modules, program)
+
+
+@by_cell
+def test_parameters_that_a_class_computes(name: str) -> None:
+    def masked(module: Any, attribute: str) -> Any:
+        found = nn.Module.__getattr__(module, attribute)
+        return found * 0.5 if attribute == "weight_hh" else found
+
+    kind = type("Masked", (getattr(nn, name),), {"__getattr__": masked})
+    theirs = kind(FEATURES, STATE).double()
+    modules = extops.accelerate(copy.deepcopy(theirs)), theirs
+    assert_same(modules, lambda it: trained(it, input_of(name), states_of(name)))
+
+
+@by_module
+@pytest.mark.parametrize("attribute", ["torchs", "looks", "ours", "is_traced", "_cell"])
+def test_attributes_of_the_users(attribute: str, name: str) -> None:
+    modules, input = pair(name), input_of(name)
+    for module in modules:
+        setattr(module, attribute, 5)
+    assert_same(modules, lambda it: [it(input), it(input)])
+    assert_same(modules, lambda it: pickle.loads(pickle.dumps(it))(input))
+    assert getattr(extops.restore(modules[0]), attribute) == 5
 
 
 @by_module

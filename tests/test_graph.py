@@ -197,6 +197,26 @@ def test_who_packs_at_run_time_is_told() -> None:
             run(input, torch.tensor(lengths))
 
 
+class Doubled(nn.Module):
+    """Packs the rows of a layer anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(5, STATE)
+
+    def forward(self, input: Tensor, lengths: Tensor) -> Tensor:
+        packed, _ = self.rnn(pack_padded_sequence(input, lengths))
+        packed = PackedSequence(packed.data * 2, packed.batch_sizes)
+        return pad_packed_sequence(packed, total_length=TIME)[0]
+
+
+def test_who_packs_rows_anew_is_told() -> None:
+    """By `batch_sizes`, whose number would depend on data."""
+    run = torch.compile(extops.accelerate(Doubled()), backend="eager")
+    with pytest.raises(RuntimeError, match="what reads the `batch_sizes` of packed rows wants"):
+        run(torch.randn(TIME, 3, 5), torch.tensor([4, 3, 1]))
+
+
 def test_packed_results_leave_a_graph() -> None:
     """As packed sequences, which a layer of torch takes."""
     ours, theirs = pair("sorted")

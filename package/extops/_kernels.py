@@ -113,7 +113,7 @@ def which_kernel(
 def _cell_of(module: torch.nn.Module) -> str | None:
     if isinstance(module, LLTMLayer):
         return "lltm"
-    torchs = getattr(type(module), "torchs", None)  # of ours, and of those that were taken
+    torchs = getattr(type(module), "_extops_kind", None)  # of ours, and of those that were taken
     if torchs is None:
         return None
     cell: str = torchs.__name__.removesuffix("Cell").lower()

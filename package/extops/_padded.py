@@ -76,7 +76,11 @@ class PaddedSequence:
         count: Callable[..., Tensor] = _batch_sizes
         if _in_graph.is_in_process():
             count = torch.ops.extops_torch.batch_sizes.default
-        return count(_with_longest(self.lengths, _CPU, steps), steps)
+        wants = (
+            "what reads the `batch_sizes` of packed rows wants the longest row to have all steps"
+        )
+        lengths = _with_longest(self.lengths, _CPU, steps, f"in a graph {wants} of the input")
+        return count(lengths, steps)
 
     @property
     def sorted_indices(self) -> Tensor:
@@ -126,9 +130,10 @@ def _unpacked(packed: Tensor, lengths: Tensor, steps: int) -> Tensor:
     return empty.masked_scatter(_mask(lengths, empty), packed)
 
 
-def _with_longest(lengths: Tensor | list[int], device: torch.device, steps: int) -> Tensor:
+def _with_longest(
+    lengths: Tensor | list[int], device: torch.device, steps: int, message: str
+) -> Tensor:
     """torch's results end with the longest row; here a size would depend on data then."""
-    message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
     return _in_graph.checked_lengths(lengths, device, message, most=steps, is_reached=True)
 
 
@@ -219,7 +224,8 @@ def pad_packed_sequence(
     padded = as_padded(sequence)
     rows, lengths = padded.rows, padded.lengths
     if total_length is None:
-        sent = _with_longest(lengths, rows.device, rows.shape[0])
+        message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
+        sent = _with_longest(lengths, rows.device, rows.shape[0], message)
     elif total_length != rows.shape[0]:
         message = "Expected total_length to be at least the length of the longest sequence in input"
         sent = _in_graph.checked_lengths(lengths, rows.device, message, most=total_length)

@@ -54,9 +54,9 @@ _measuring = threading.Lock()
 class _Accelerated(rnn.LikeTorchs):
     """Comes before a class of torch, or before one of ours that is like it. It looks as before it was taken."""
 
-    ours: type[Any]
+    _extops_ours: type[Any]
     """Always computes by our kernels."""
-    is_traced = True
+    _extops_is_traced = True
     """Whether the next class is ours, and not torch's."""
     training: bool
     _flat_weights_names: list[str]
@@ -71,13 +71,13 @@ class _Accelerated(rnn.LikeTorchs):
         if more or (named and type(named) is dict):  # else fx traces
             if not rnn.is_of_lengths(more, named):
                 # Which says what is wrong.
-                return self.torchs.forward(self, input, hx, *more, **named)
+                return self._extops_kind.forward(self, input, hx, *more, **named)
             lengths = more[0] if more else named["lengths"]
         if _is_compiling() and not _is_torchs_in_graph(self, input):
             if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):
                 weights = parameters_of(cast("Any", self), self._flat_weights_names)
                 return _in_graph.by_torchs(self, input, hx, weights)
-            if self.is_traced:
+            if self._extops_is_traced:
                 return self._forward_of_ours(input, hx, lengths)
             given = (input, hx) if lengths is None else (input, hx, lengths)
             return self._forward_of_torchs(*given)
@@ -85,7 +85,7 @@ class _Accelerated(rnn.LikeTorchs):
             return _with_lengths(self, input, hx, lengths)
         kind = type(input)
         if kind is not Tensor and kind is not PackedSequence:
-            return self.torchs.forward(self, input, hx)
+            return self._extops_kind.forward(self, input, hx)
         rows = input if kind is Tensor else input.data
         try:
             # Calls that torch's forward serves are found by so much of a key. It asks for little: after a wait for the
@@ -93,7 +93,7 @@ class _Accelerated(rnn.LikeTorchs):
             grad = _is_grad_enabled()
             quick: Any = (grad, rows.shape, rows.dtype, _is_autocasting())
             if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
-                return self.torchs.forward(self, input, hx)
+                return self._extops_kind.forward(self, input, hx)
             # All that a choice depends on and that may change from call to call.
             key: Any = (
                 *(quick, rows.requires_grad, hx is None, self.training),
@@ -114,7 +114,7 @@ class _Accelerated(rnn.LikeTorchs):
         """A pickle has the module as it was before it was taken, and loads where extops is not installed."""
         if type(self).__reduce__ is not object.__reduce__:
             return self.__reduce__()
-        return cast("Any", copyreg).__newobj__, (self.looks,), _forget(rnn.state_of(self))
+        return cast("Any", copyreg).__newobj__, (self._extops_looks,), _forget(rnn.state_of(self))
 
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
@@ -129,7 +129,7 @@ class _Accelerated(rnn.LikeTorchs):
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """``torch.jit.script`` gets torch's module, with the same parameters."""
-        original: torch.nn.Module = _shell(self, self.looks)
+        original: torch.nn.Module = _shell(self, self._extops_looks)
         return original
 
 
@@ -141,16 +141,16 @@ class _AcceleratedCell(_Accelerated):
         if _is_compiling():
             # Inductor fuses torch's with what is around it: in a dozen steps of a decoder ours took 1.0 to 2.2 times as
             # long on a CPU, and in StyleTTS2's text aligner 1.6 times on an H200, in CUDA graphs 0.96.
-            is_ours = self.is_traced and _in_graph.are_ours_forced()
+            is_ours = self._extops_is_traced and _in_graph.are_ours_forced()
             if is_ours and not _is_torchs_in_graph(self, input):
                 return self._forward_of_ours(input, hx)
             return self._forward_of_torchs(input, hx)
         if type(input) is not Tensor or input.is_nested:
-            return self.torchs.forward(self, input, hx)
+            return self._extops_kind.forward(self, input, hx)
         grad = _is_grad_enabled()
         quick = (grad, input.shape, input.dtype, _is_autocasting())
         if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
-            return self.torchs.forward(self, input, hx)
+            return self._extops_kind.forward(self, input, hx)
         key = (
             *(quick, input.requires_grad, hx is None),
             _is_autocasting() and _autocast_dtype(input),
@@ -265,7 +265,7 @@ def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
             except _FAILURES:  # torch's forward says what is wrong, or can compute it
                 if type(module.__dict__.get(_KNOWN)) is _Always:
                     raise  # ours alone is measured
-    return module.torchs.forward(module, input, hx)
+    return module._extops_kind.forward(module, input, hx)
 
 
 def _remember(module: Any, key: Any, way: str) -> None:
@@ -385,7 +385,7 @@ class _Call(NamedTuple):
             if not all(x.is_contiguous() for x in _given(hx)):
                 return None  # which torch's results follow
         states = () if hx is None else (hx,)
-        if hx is not None and module.torchs.__name__.startswith("LSTM"):
+        if hx is not None and module._extops_kind.__name__.startswith("LSTM"):
             states = hx
             if not (isinstance(hx, (tuple, list)) and len(hx) == 2):
                 return None
@@ -396,7 +396,9 @@ class _Call(NamedTuple):
         for x in states:  # as all(), in half the time
             if x.shape != shape:
                 return None
-        return call
+        # On a CPU torch computes h from the c that it returns, so that hooks on that c see the gradient of h.
+        is_from_c = not (is_layer or rows.is_cuda) and isinstance(module, torch.nn.LSTMCell)
+        return None if is_from_c and call.wants_gradients() else call
 
     def table(self) -> _table.Table:
         """Of the device."""
@@ -439,13 +441,13 @@ class _Call(NamedTuple):
     def kind(self) -> str:
         """All that its time depends on but for the sizes, in words."""
         module, rows = self.module, self.rows
-        of_module = [f"{module.torchs.__name__} {module.input_size} -> {module.hidden_size}"]
+        of_module = [f"{module._extops_kind.__name__} {module.input_size} -> {module.hidden_size}"]
         if self.is_layer:
             of_module += [f"{module.num_layers} layers"] * (module.num_layers > 1)
             of_module += ["both ways"] * bool(module.bidirectional)
             of_module += ["dropout"] * (module.training and module.dropout > 0)
         of_module += ["no biases"] * (len(self.parameters) % 4 > 0)
-        if "RNN" in module.torchs.__name__:
+        if "RNN" in module._extops_kind.__name__:
             of_module += [module.mode if self.is_layer else module.nonlinearity]
         of_call = [str(rows.dtype).removeprefix("torch.")]
         if _is_autocasting() and (dtype := _autocast_dtype(rows)):
@@ -483,16 +485,19 @@ class _Call(NamedTuple):
             # Whatever the region's, cuDNN's layers compute in float16, and so are their results.
             found = self._in_dtype(torch.float16 if is_layer else dtype)
             with _private.without_autocast():
-                return found.by_ours(found._shell(module.ours, found.parameters))
+                return found.by_ours(found._shell(module._extops_ours, found.parameters))
         if shell is None:
-            shell = module if module.is_traced else _shell(module, module.ours)
+            is_own = (
+                module._extops_is_traced
+            )  # else attributes of the user's class may be its parameters
+            shell = module if is_own else self._shell(module._extops_ours, self.parameters)
         if is_layer and self.packed is None and rows.dim() == 3 and not is_cast:
-            output, states = module.ours.run_plain(
+            output, states = module._extops_ours.run_plain(
                 shell, rows, self.states or None, self.parameters
             )
             return output, states if len(states) > 1 else states[0]
         input = rows if self.packed is None else self.packed
-        return module.ours.forward(shell, input, _hx_of(self.states))
+        return module._extops_ours.forward(shell, input, _hx_of(self.states))
 
     def _in_dtype(self, dtype: torch.dtype) -> _Call:
         tensors = self.rows, *self.states, *self.parameters
@@ -540,7 +545,7 @@ class _Call(NamedTuple):
         def operator(call: _Call, way: str) -> Callable[[], list[Tensor]]:
             by, hx = _in_graph.by_torchs, _hx_of(call.states)
             if way == OURS:
-                by, hx = call.module.ours.run_plain, call.states or None
+                by, hx = call.module._extops_ours.run_plain, call.states or None
             return lambda: [by(call.module, call.rows, hx, call.parameters)[0]]
 
         return self._compared(operator, _measure.is_faster_in_graph)
@@ -623,7 +628,7 @@ def _is_regular(module: Any) -> bool:
     if not all(type(x) is bool for x in flags) or type(module.num_layers) is not int:
         return False
     is_known = module.mode.lower() in CELLS and module.proj_size == 0
-    kind, torchs = type(module), module.torchs
+    kind, torchs = type(module), module._extops_kind
     has_torchs = all(getattr(kind, x, None) is getattr(torchs, x, None) for x in _METHODS)
     return is_known and 0 <= module.dropout <= 1 and has_torchs
 
@@ -694,7 +699,7 @@ def _are_sizes(sizes: Any, rows: Tensor) -> bool:
 # -- classes
 
 _ALL: Any = rnn.LSTM, rnn.GRU, rnn.RNN, rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell
-_OURS: dict[type[torch.nn.Module], type[Any]] = {kind.torchs: kind for kind in _ALL}
+_OURS: dict[type[torch.nn.Module], type[Any]] = {kind._extops_kind: kind for kind in _ALL}
 
 
 class _Unregistered:
@@ -715,7 +720,13 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     forward = types.FunctionType(of.__code__, of.__globals__, of.__name__, of.__defaults__)
     forward.__doc__, forward.__annotations__ = of.__doc__, of.__annotations__
     forward.__qualname__ = torchs.forward.__qualname__  # which an error of wrong arguments names
-    attributes = {"looks": looks, "torchs": torchs, "ours": ours, "forward": forward, **forwards}
+    attributes = {
+        "_extops_looks": looks,
+        "_extops_kind": torchs,
+        "_extops_ours": ours,
+        "forward": forward,
+        **forwards,
+    }
     names = {x: getattr(looks, x) for x in ("__module__", "__doc__", "__qualname__")}
     if looks is torchs:
         bases: tuple[type, ...] = first, ours
@@ -723,7 +734,7 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     if (looks.__reduce__, looks.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
         attributes |= {"__copy__": None, "__deepcopy__": None}  # it copies in its own way
     # Its forward ends in super().forward(...): that is ours then.
-    between = type(torchs.__name__, (first, torchs), {**attributes, "is_traced": False})
+    between = type(torchs.__name__, (first, torchs), {**attributes, "_extops_is_traced": False})
     # Its layout is that of the first of them, which an assignment to __class__ compares.
     is_told = not isinstance(looks.__init_subclass__, types.BuiltinMethodType)
     bases = (_Unregistered, looks, between) if is_told else (looks, between)
@@ -800,9 +811,9 @@ def restore(model: Model) -> Model:
     for name, module in model.named_modules():
         kind: Any = type(module)
         if isinstance(module, _Accelerated):
-            other = kind.looks
+            other = kind._extops_looks
         elif kind in _OURS.values():
-            other = kind.torchs
+            other = kind._extops_kind
         else:
             continue
         _forget(module.__dict__)

@@ -21,13 +21,13 @@ PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 class LikeTorchs:
     """An instance of a class of torch to everybody who asks, though its type is not derived from it."""
 
-    torchs: type[torch.nn.Module]
-    looks: type[torch.nn.Module]
+    _extops_kind: type[torch.nn.Module]
+    _extops_looks: type[torch.nn.Module]
     """The class that it says."""
 
     @property
     def __class__(self) -> Any:
-        return type(self) if _private.is_asked_by_dynamo() else type(self).looks
+        return type(self) if _private.is_asked_by_dynamo() else type(self)._extops_looks
 
     @__class__.setter
     def __class__(self, other: type) -> None:
@@ -52,11 +52,11 @@ def state_of(module: Any) -> dict[str, Any]:
 class _TorchLayers(Layers, torch.nn.RNNBase):
     _size = "hidden_size"
     _number_of_states = 1
-    torchs: type[torch.nn.Module]
+    _extops_kind: type[torch.nn.Module]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Of the class in torch: what it makes of its arguments, and its errors.
-        self.torchs.__init__(self, *arguments, **options)
+        self._extops_kind.__init__(self, *arguments, **options)
         if self.proj_size:
             found = f"{self.proj_size}: torch.nn.LSTM has kernels for projections, extops none"
             raise _checks.unfit(self._name, "proj_size", "to be 0", found, ValueError)
@@ -71,7 +71,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if more or named:
             if not is_of_lengths(more, named):
                 # Which says what is wrong.
-                found: tuple[Any, Any] = self.torchs.forward(self, input, hx, *more, **named)
+                found: tuple[Any, Any] = self._extops_kind.forward(self, input, hx, *more, **named)
                 return found
             lengths = more[0] if more else named["lengths"]
         if torch.compiler.is_compiling() or lengths is not None:
@@ -177,7 +177,7 @@ def like_torchs(torchs: type[torch.nn.Module], *bases: type) -> type[Any]:
     """A class with all that torch's has, which is not derived from it."""
     taken = {name: x for name, x in vars(torchs).items() if name not in _NOT_TORCHS}
     # No property: a user may set an attribute of that name.
-    taken |= {"torchs": torchs, "looks": torchs, "_name": torchs.__name__}
+    taken |= {"_extops_kind": torchs, "_extops_looks": torchs, "_name": torchs.__name__}
     return type(torchs.__name__, (LikeTorchs, *bases), taken)
 
 
@@ -202,8 +202,8 @@ class RNN(like_torchs(torch.nn.RNN, _TorchLayers)):  # type: ignore[misc]
 
 
 class _TorchCell(torch.nn.RNNCellBase, HasStates):
-    torchs: type[torch.nn.Module]
-    _cell: Any
+    _extops_kind: type[torch.nn.Module]
+    _extops_cell: Any
     _name = ""  # no property: a user may set an attribute of that name
     _number_of_states = 1
     __prepare_scriptable__ = _checks.refuse_script
@@ -221,7 +221,7 @@ class _TorchCell(torch.nn.RNNCellBase, HasStates):
         """The same with as few checks as possible, since the host takes longer than the GPU; None for other calls."""
         if not _autograd.is_plain() or _autocast.is_on() or input.dim() != 2:
             return None
-        step, number = self._cell.step, self._number_of_states
+        step, number = self._extops_cell.step, self._number_of_states
         if not step.serves(input, number == 1):
             return None
         if hx is None:
@@ -233,7 +233,7 @@ class _TorchCell(torch.nn.RNNCellBase, HasStates):
         return self._of_states((h, *(x.clone() if x.requires_grad else x for x in c)))
 
     def _composed(self, input: Tensor, hx: Any) -> Any:
-        name = type(self).torchs.__name__
+        name = type(self)._extops_kind.__name__
         _checks.check_tensor(name, "input", input)
         if input.dim() not in (1, 2):
             expected = "to have 2 dimensions, or 1 where it has no batch"
@@ -253,7 +253,7 @@ class _TorchCell(torch.nn.RNNCellBase, HasStates):
             input, states = input.unsqueeze(0), tuple(x.unsqueeze(0) for x in states)
         parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         given = input.unsqueeze(0), *parameters, states[0], states[-1]
-        _, *found = self._cell(given, None, batch_first=False, reverse=False)
+        _, *found = self._extops_cell(given, None, batch_first=False, reverse=False)
         last = tuple(found[:number])
         return self._of_states(last if is_batched else tuple(x.squeeze(0) for x in last))
 
@@ -263,9 +263,11 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     order.
     """
 
-    torchs = torch.nn.LSTMCell
+    _extops_kind = torch.nn.LSTMCell
     _name = "LSTMCell"
-    _cell = property(lambda _: LSTM_CELL)  # torch.compile of 2.6 refuses attributes of a class
+    _extops_cell = property(
+        lambda _: LSTM_CELL
+    )  # torch.compile of 2.6 refuses attributes of a class
     _number_of_states = 2
 
 
@@ -274,9 +276,9 @@ class GRUCell(_TorchCell, torch.nn.GRUCell):
     order.
     """
 
-    torchs = torch.nn.GRUCell
+    _extops_kind = torch.nn.GRUCell
     _name = "GRUCell"
-    _cell = property(lambda _: GRU_CELL)
+    _extops_cell = property(lambda _: GRU_CELL)
 
 
 class RNNCell(_TorchCell, torch.nn.RNNCell):
@@ -284,9 +286,9 @@ class RNNCell(_TorchCell, torch.nn.RNNCell):
     order.
     """
 
-    torchs = torch.nn.RNNCell
+    _extops_kind = torch.nn.RNNCell
     _name = "RNNCell"
 
     @property
-    def _cell(self) -> Cell:
+    def _extops_cell(self) -> Cell:
         return rnn_cell("RNNCell", self.nonlinearity)

@@ -35,7 +35,9 @@ def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
     if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not is_cast(state):
         return cast(*arguments)
     dtype = torch.promote_types(torch.get_autocast_dtype("cpu"), state.dtype)
-    return tuple(x.to(dtype) if is_cast(x) else x for x in arguments)
+    # Copies, as those that torch's GEMMs keep: a program may change what is given before the backward.
+    copy = torch.is_grad_enabled()
+    return tuple(x.to(dtype, copy=copy) if is_cast(x) else x for x in arguments)
 
 
 class _Together(torch.autograd.Function):
