@@ -73,6 +73,12 @@ def sources_with_tests(folder: Path, test: str) -> Path:
         ),
         ("def test_it(): pass", True, 4, None),
         ("import os\ndef test_passes(): pass\ndef test_ends(): os._exit(0)", False, 1, (0, 1, 0)),
+        (
+            "import pytest\ndef test_a(): pass\ndef test_b(): pytest.exit('x', 0)\ndef test_c(): assert 0",
+            False,
+            2,
+            (1, 1, 0),
+        ),
     ],
 )
 def test_own_tests_run_away_from_the_sources_and_leave_a_record(
@@ -104,7 +110,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     )
     assert found == code
     dist = tmp_path / "new"
-    testing.keep_record(results, wheel, forge.target, dist, code)
+    testing.keep_record(results, wheel, forge.target, dist, code, is_asked=require_gpu)
     records = [json.loads(x.read_text()) for x in dist.glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, sha256(wheel))] if counts else [])
@@ -870,9 +876,9 @@ def test_index_refuses_what_failed(
     assert reports.report_file(spoiled).is_file()
 
 
-@pytest.mark.parametrize("code", [-11, 139, 1])
+@pytest.mark.parametrize("code", [-11, 139, 1, 4])
 def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, code: int) -> None:
-    """A segmentation fault leaves no record of the run."""
+    """A segmentation fault leaves no record of the run, nor does a conftest.py that cannot be imported."""
     (tmp_path / "results").mkdir()
     wheel = forge.wheel()
     testing.keep_record(tmp_path / "results", wheel, forge.target, wheel.parent, code)
@@ -895,6 +901,59 @@ def test_a_failure_is_forgotten_by_no_run_but_one_that_passes(
         testing.keep_record(tmp_path, wheel, forge.target, wheel.parent, ended)
     (record,) = reports.tests_of(wheel.parent / "tests", sha256(wheel))
     assert record["failed"] == failed
+
+
+def test_what_the_user_asks_of_pytest_says_nothing_of_the_wheel(
+    forge: Forge, tmp_path: Path
+) -> None:
+    """Exit code 4 is that of an option that there is not, too."""
+    wheel = forge.wheel()
+    testing.keep_record(tmp_path, wheel, forge.target, wheel.parent, 4, is_asked=True)
+    assert reports.tests_of(wheel.parent / "tests", sha256(wheel)) == []
+
+
+def test_options_of_another_version_do_not_stop_an_index(forge: Forge) -> None:
+    """A report of a wheel of another project has them."""
+    wheel = forge.wheel()
+    report = reports.write_report(wheel, project.Project())
+    report["options"] = {"of-2027": 1, "yanked": 5, "allow-libraries": ["libx.so"]}
+    reports.write(report, wheel)
+    assert reports.promised(wheel, project.Project()).allow_libraries == ("libx.so",)
+    reports.write({**report, "options": [1]}, wheel)
+    with pytest.raises(RefusedError, match="is no whole build report"):
+        reports.promised(wheel, project.Project())
+
+
+@pytest.mark.parametrize("order", [("passed", "failed"), ("failed", "passed")])
+def test_a_failure_in_any_folder_stays_one_in_a_merge(
+    forge: Forge, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    wheel = forge.wheel()
+    for name in order:
+        (tmp_path / name).mkdir()
+        shutil.copy(wheel, tmp_path / name)
+        record = {"device": "CPU", "passed": 1, "failed": int(name == "failed"), "skipped": 0}
+        (tmp_path / testing.RECORD).write_text(json.dumps(record))
+        testing.keep_record(tmp_path, wheel, forge.target, tmp_path / name, record["failed"])
+    dist = tmp_path / "merged"
+    cli.main(["merge", *(str(tmp_path / x) for x in order), f"--dist={dist}"])
+    (record,) = reports.tests_of(dist / "tests", sha256(wheel))
+    assert record["failed"] == 1
+    cli.main(["merge", str(tmp_path / "passed"), f"--dist={dist}"])  # of a later run
+    (record,) = reports.tests_of(dist / "tests", sha256(wheel))
+    assert record["failed"] == 0
+
+
+@pytest.mark.parametrize("linked", ["tests", "tests/3.11-cpu", "docs/1.0/secret.txt"])
+def test_a_merge_follows_no_link_into_records_or_documentation(tmp_path: Path, linked: str) -> None:
+    part = tmp_path / "part"
+    (part / linked).parent.mkdir(parents=True)
+    (part / "a-1-py3-none-any.whl").touch()
+    (part / linked).symlink_to(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        cli.main(["merge", str(part), f"--dist={tmp_path / 'dist'}"])
+    assert error.value.code == RefusedError.code
+    assert not [*(tmp_path / "dist").glob("*.whl")]
 
 
 def test_the_last_run_of_a_command_of_the_project_is_what_counts(

@@ -159,6 +159,22 @@ def test_the_wheel_of_the_sources_is_tested(
     assert tested == ["tinyops-1.0+cpu.torch2.13-cp311-cp311-manylinux_2_5_x86_64.whl", newer.name]
 
 
+def test_tests_want_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a runner, where the wheel came out of a container."""
+    source, dist = tmp_path / "tinyops", tmp_path / "dist"
+    source.mkdir(), dist.mkdir()
+    (source / "setup.py").touch()
+    (source / "pyproject.toml").write_text("[tool.torchwheels]\ntests = { command = 'true' }\n")
+    forge, tested = Forge(dist), []
+    forge.target = releases.load().target("3.11-cu121")
+    forge.version = "1.0+cu121.torch2.4"
+    wheel = forge.wheel()
+    monkeypatch.setattr(pipeline, "test", lambda *given, **_: tested.append(given[2].name))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    cli.main(["test", str(source), "--target=3.11-cu121", f"--dist={dist}", "--backend=local"])
+    assert tested == [wheel.name]
+
+
 def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
     own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,7 +281,7 @@ def _test(given: argparse.Namespace) -> None:
     with sources.fetched(given.source, given.name, options.subdirectory) as source:
         if not given.wheel:  # that of these very sources, if there is one
             order = Order(whole, whole.targets_to_build([target]), source, given.dist, engine)
-            path = next(order.tasks()).wheel or path
+            path = pipeline.built_of(order) or path
         pipeline.test(options, target, path, source.folder, *given_to)
 
 

@@ -4,6 +4,7 @@ passed.
 It is stored beside the wheel, not in it: adding the results to the tested file would make it another file.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchwheels import wheel
@@ -52,11 +52,9 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     options = project.of_target(target, preset(found.name))
     expectation = options.expectation(target, of_others=bool(torch))
     if found.record and not torch:
-        # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
-        # satisfy are of another day.
-        torches = options.torch if target.torch in SpecifierSet(options.torch) else ""
+        # It was promised on the day what it says, whatever the options are by now.
         named = (*found.record["architectures"],)
-        expectation = replace(expectation, architectures=named, torches=torches)
+        expectation = replace(expectation, architectures=named, torches="")
     return of(found, expectation) | {"options": project.table}
 
 
@@ -133,9 +131,12 @@ def promised(path: Path, own: Project) -> Project:
         return own  # which the audit reports
     if own.file and own.name in ("", name):
         return own
-    if (report := _known(path)) and isinstance(table := report.get("options"), dict):
-        return of_table(table, f"{report_file(path)}: options")
-    return Project()
+    known = {}
+    for key, value in ((_known(path) or {}).get("options") or {}).items():
+        with contextlib.suppress(UserError):  # of an option that another version of torchwheels has
+            of_table({key: value}, "")
+            known[key] = value
+    return of_table(known, f"{report_file(path)}: options")
 
 
 def _known(path: Path) -> dict[str, Any] | None:
@@ -182,6 +183,7 @@ class _Report(msgspec.Struct):
     wheel: str
     sha256: str
     tests: list[_Run]
+    options: dict[str, Any] | None = None
 
 
 def _whole(file: Path, kind: type[msgspec.Struct], name: str) -> dict[str, Any]:

@@ -152,13 +152,16 @@ _OF_DIST = re.compile(
 def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
     """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies.
 
-    Reports and records are of the last folder. Nothing else is replaced, and what else somebody has there stays.
+    Reports and records are of the last folder, but tests that failed in one of them have failed. Nothing else is
+    replaced, and what else somebody has there stays.
     """
     marked(dist)
     copied: dict[Path, Path] = {}
     for part in parts:
         if not part.is_dir():
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
+        for folder in ("docs", "tests"):
+            files.own_files(part / folder)
         for file in (x for x in sorted(part.rglob("*")) if not x.is_dir() and x.name != MARK):
             name = file.relative_to(part)
             if not (known := _OF_DIST.fullmatch(str(name))):
@@ -174,8 +177,15 @@ def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
                     f"{file} has the name of a file with another content, {there}: a name has one content, so delete "
                     "the older one, or give one of their targets a label of its own, or leave it out"
                 )
-            copied[dist / name] = file
+            if not (dist / name in copied and _failed(there)):
+                copied[dist / name] = file
     return [copy_whole(file, there) for there, file in copied.items()]
+
+
+def _failed(record: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return record.parent.parent.name == "tests" and bool(read_json(record)["failed"])
+    return False
 
 
 def _built_for(path: Path) -> list[str]:

@@ -197,17 +197,24 @@ def _copy_all(source: Path, destination: Path) -> None:
 
 
 def keep_record(
-    results: Path, path: Path, target: Target, dist: Path, code: int, own_command: bool = False
+    results: Path,
+    path: Path,
+    target: Target,
+    dist: Path,
+    code: int,
+    own_command: bool = False,
+    is_asked: bool = False,
 ) -> None:
     """Puts the record of a run that ended with `code` into `dist`/tests, for the build report of the wheel.
 
     A run that died has left none, nor may one by a command of the project's own: each counts as one test. A run that
-    was stopped, whose options pytest does not know, or that ran no test, has said nothing of the wheel.
+    was stopped, or ran no test, has said nothing of the wheel, nor one that could not do what the user has asked for.
     """
     file = results / RECORD
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     if not any(found.get(count) for count in ("passed", "failed", "skipped")):
-        if code in (130, 143) or (code in (0, 2, 4, 5) and not own_command):
+        silent = (0, 2, 4, 5) if is_asked else (0, 2, 5)  # 4: of options, or of a conftest.py
+        if code in (130, 143) or (code in silent and not own_command):
             return
         found = {"device": "unknown", "passed": int(code == 0), "failed": 0, "skipped": 0}
     if code and not found["failed"]:  # it died after the last of them, say

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 _ABOUT_GPUS = re.compile(r"gpu|cuda", re.IGNORECASE)
+_ended: list[str] = []
+"""What ended the run before its last test, but the user."""
 
 
 def gpu_name() -> str | None:
@@ -46,6 +48,19 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Counts a run that a test ends as failed, whatever exit code it wants."""
+    if not isinstance(excinfo.value, KeyboardInterrupt):
+        _ended.append(str(excinfo.value))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Such a run does not end with 0."""
+    if _ended:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Writes what was tested, where, and how it went."""
     import torch
@@ -56,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         "torch": torch.__version__,
         "device": gpu_name() or "CPU",
         "passed": count.get("passed", 0) + count.get("xpassed", 0),
-        "failed": count.get("failed", 0) + count.get("error", 0),
+        "failed": count.get("failed", 0) + count.get("error", 0) + len(_ended),
         "skipped": count.get("skipped", 0) + count.get("xfailed", 0),
     }
     Path(os.environ["TORCHWHEELS_RECORD"]).write_text(json.dumps(record))
