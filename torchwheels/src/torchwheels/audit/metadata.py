@@ -147,7 +147,7 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if is_of_torch and not each.specifier.contains(torch, prereleases=True):
             of = f"torch{each.specifier} where {where}"
             yield f"its metadata require {of}, but {expectation.target.name} has torch {torch}"
-    for field in {*wheel.metadata} - {"Description"}:  # in which many show how to write one
+    for field in sorted({*wheel.metadata} - {"Description"}):  # in which many show how to write one
         if any(masked(str(x)) != str(x) for x in wheel.metadata.get_all(field) or []):
             yield f"its metadata show a password or a token in {field}: have its setup leave it out"
 
