@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchwheels import wheel
@@ -52,9 +53,12 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     options = project.of_target(target, preset(found.name))
     expectation = options.expectation(target, of_others=bool(torch))
     if found.record and not torch:
-        # It was promised on the day what it says, whatever the options are by now.
+        # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
+        # satisfy are of another day.
+        own = SpecifierSet(options.torch) & (found.torch_requirement or SpecifierSet())
+        torches = str(own) if options.torch and target.torch in own else ""
         named = (*found.record["architectures"],)
-        expectation = replace(expectation, architectures=named, torches="")
+        expectation = replace(expectation, architectures=named, torches=torches)
     return of(found, expectation) | {"options": project.table}
 
 
