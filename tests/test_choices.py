@@ -128,6 +128,16 @@ def test_all_layers_of_a_stack_are_measured_under_autocast(
     assert len(measured) == 2
 
 
+def test_an_lstm_cell_on_a_cpu_is_measured_without_gradients(measured: list[Measurement]) -> None:
+    """With them torch's h comes from its c, and ours does not."""
+    model = layer("LSTMCell")
+    model(rows("GRUCell"))
+    assert measured == []
+    with torch.no_grad():
+        model(rows("GRUCell"))
+    assert len(measured) == 1
+
+
 def test_what_a_model_measures(measured: list[Measurement]) -> None:
     model = layer()
     with torch.no_grad():

@@ -177,8 +177,10 @@ class _Always(dict[Any, str]):
 
 
 def _autocast_dtype(rows: Tensor) -> Any:
+    """That of the region; False where nothing is cast, as in one of another device."""
     device = rows.device.type
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    is_cast = torch.is_autocast_enabled(device) and _autocast.is_cast(rows)
+    return is_cast and torch.get_autocast_dtype(device)
 
 
 def _forget(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -476,25 +478,18 @@ class _Call(NamedTuple):
         """Results as torch's; of parameters that are not the module's by a shell that has them."""
         module, rows, is_cast = self.module, self.rows, _is_autocasting()
         is_layer = isinstance(module, torch.nn.RNNBase)
-        if (
-            is_cast
-            and rows.is_cuda
-            and _autocast.is_cast(rows)
-            and (dtype := _autocast_dtype(rows))
-        ):
+        if is_cast and rows.is_cuda and (dtype := _autocast_dtype(rows)):
             # Whatever the region's, cuDNN's layers compute in float16, and so are their results.
             found = self._in_dtype(torch.float16 if is_layer else dtype)
             with _private.without_autocast():
                 return found.by_ours(found._shell(module._extops_ours, found.parameters))
         if shell is None:
-            is_own = (
-                module._extops_is_traced
-            )  # else attributes of the user's class may be its parameters
-            shell = module if is_own else self._shell(module._extops_ours, self.parameters)
+            shell = module
+            if not module._extops_is_traced:  # attributes of the user's class may be its parameters
+                shell = self._shell(module._extops_ours, self.parameters)
         if is_layer and self.packed is None and rows.dim() == 3 and not is_cast:
-            output, states = module._extops_ours.run_plain(
-                shell, rows, self.states or None, self.parameters
-            )
+            of_call = rows, self.states or None, self.parameters
+            output, states = module._extops_ours.run_plain(shell, *of_call)
             return output, states if len(states) > 1 else states[0]
         input = rows if self.packed is None else self.packed
         return module._extops_ours.forward(shell, input, _hx_of(self.states))
@@ -657,7 +652,7 @@ def _suit(tensors: tuple[Any, ...], rows: Tensor, is_layer: bool) -> bool:
     """Whether parameters and states are of the input's kind; autocast casts what is float32."""
     device = rows.device
     dtypes: tuple[Any, ...] = (rows.dtype,)
-    if _is_autocasting() and _autocast.is_cast(rows) and (dtype := _autocast_dtype(rows)):
+    if _is_autocasting() and (dtype := _autocast_dtype(rows)):
         is_cudnns = is_layer and rows.is_cuda
         if is_cudnns and not _is_for_cudnn(rows.dtype):
             return False

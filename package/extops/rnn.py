@@ -265,9 +265,8 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
 
     _extops_kind = torch.nn.LSTMCell
     _name = "LSTMCell"
-    _extops_cell = property(
-        lambda _: LSTM_CELL
-    )  # torch.compile of 2.6 refuses attributes of a class
+    # torch.compile of 2.6 refuses attributes of a class.
+    _extops_cell = property(lambda _: LSTM_CELL)
     _number_of_states = 2
 
 

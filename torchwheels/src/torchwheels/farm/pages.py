@@ -18,8 +18,12 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write(
-    rows: Sequence[Row], files: Mapping[str, str], wanted: Sequence[Wanted], lost: Mapping[str, str], folder: Path
-) -> None:  # fmt: skip
+    rows: Sequence[Row],
+    files: Mapping[str, str],
+    wanted: Sequence[Wanted],
+    lost: Mapping[str, str],
+    folder: Path,
+) -> None:
     """Writes all pages; `files` are the addresses of the wheels."""
     known = Known(rows)
     names = sorted({x["farm"]["project"] for x in rows} | {x.project for x in wanted} | {*lost})
